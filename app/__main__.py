@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from app.api.service import SAMPLING, Service
-from app.guard import is_loopback
+from app.api.switching import Models
+from app.cli import FAILED, VERSION, without_traceback
+from app.guard import is_loopback, name_of
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.worker.backend import Backend
 from app.worker.messages import Failed, ModelSpec
@@ -38,6 +40,7 @@ def parse_flags(
         "work, and an endpoint for other programs, with OpenAI's and llama-server's routes.",
     )
     add = parser.add_argument
+    add("--version", action="version", version=VERSION)
     add("--model", default=default_model(), help="name in models.txt, path or hf:… (%(default)s)")
     add(
         "--draft-model",
@@ -102,7 +105,8 @@ def parse_flags(
         "--allow-host",
         action="append",
         metavar="NAME",
-        help="another host name for the page, such as a proxy's; may be repeated",
+        help="another host name of this server, such as a proxy's, or an origin whose pages may "
+        "use it, such as https://app.example or 'chrome-extension://*'; may be repeated",
     )
     add("--port", type=int, help="port to listen on (default: the first free one from 7860)")
     add("--no-browser", action="store_true", help="do not open the browser")
@@ -144,6 +148,25 @@ def parse_flags(
         help="keep up to so many MB of idle conversations on disk, in the user's cache folder, so "
         "that their next turn is quick after a restart, too (default: in main memory only)",
     )
+    add(
+        "--embedding-model",
+        metavar="MODEL",
+        help="a model for /v1/embeddings, loaded beside the other: a name or path (default: the "
+        "mean of the model's own states)",
+    )
+    add(
+        "--switch-models",
+        action="store_true",
+        help="load the model that a request names, if it is on this machine, once no other request "
+        "uses the present one",
+    )
+    add(
+        "--unload-after",
+        type=float,
+        metavar="SECONDS",
+        help="free the model's memory when no request has come for so long; the next one loads it "
+        "again (only without the page)",
+    )
     add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
     if flags.port is not None and not 1 <= flags.port <= 65535:
@@ -159,6 +182,17 @@ def parse_flags(
         parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
     if flags.api_key and not all(flags.api_key):
         parser.error("--api-key is empty; give a key, or leave it out")
+    for name in flags.allow_host or ():
+        if not name_of(name):
+            parser.error(
+                f"--allow-host is {name!r}; give a host name, or an origin such as "
+                "https://app.example"
+            )
+    if flags.unload_after is not None and not (flags.no_page and flags.unload_after > 0):
+        parser.error(
+            f"--unload-after is {flags.unload_after:g}; give seconds above 0, and only to serve "
+            "without the page, which would lose its model"
+        )
     if flags.timeout <= 0:
         parser.error(f"--timeout is {flags.timeout:g}; give a number of seconds above 0")
     flags.method_file = flags.method or ""
@@ -197,7 +231,8 @@ def common_memory(flags: argparse.Namespace) -> str | None:
     return "" if is_one else None
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> None:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> int:
+    """Serve until Ctrl-C; return the exit code."""
     replace_unencodable()
     flags = parse_flags(arguments, prog)
     _check_host(flags.host)
@@ -217,6 +252,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         parallel=flags.parallel,
         chat_template=flags.chat_template,
         keep_texts=flags.keep_texts,
+        embedding_model=flags.embedding_model,
     )
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
@@ -227,12 +263,29 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         common_memory=common_memory(flags),
         method_file=flags.method_file,
     )
-    # The page opens at once and shows the load's progress, or why it failed.
-    loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
+    failures: list[Failed] = []
+    is_ending = threading.Event()
+    loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
     loading.start()
     try:
-        _serve(backend, spec, flags)
+        url = _listen(backend, spec, flags)
+        if flags.no_page:  # the page opens at once, and shows the load or why it failed
+            while loading.is_alive():
+                loading.join(0.1)
+            if failures:
+                return FAILED
+        what = (
+            f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
+        )
+        print(f"{what} (press Ctrl-C to stop)", flush=True)
+        if not flags.no_page and not flags.no_browser:
+            webbrowser.open(url)
+        with suppress(KeyboardInterrupt):
+            while True:  # Ctrl-C does not interrupt waiting for an event on Windows or with musl
+                time.sleep(3600)
+        return 0
     finally:
+        is_ending.set()
         # The server ends with the process and does not wait for open pages. From here on Ctrl-C
         # ends the process whatever its threads do.
         if is_main_thread:
@@ -243,8 +296,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
             os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
-def _serve(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> None:
-    """Serve until Ctrl-C."""
+def _listen(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> str:
+    """Start the server; return its address."""
     try:
         listening = bind(flags.host, flags.port)
     except OSError:
@@ -257,20 +310,28 @@ def _serve(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> None
         flags.method or DEFAULT_METHOD,
         flags.max_tokens,
         flags.timeout,
+        Models(
+            backend,
+            spec,
+            alias=flags.alias,
+            switches=flags.switch_models,
+            idle_seconds=flags.unload_after,
+        ),
     )
     app, url = endpoint(service), address(flags.host, listening)
     if not flags.no_page:
         from app.page.ui import build, mount  # Gradio takes seconds to import
 
         mount(app, build(backend, spec, flags.method))
-    serve(guard(app, flags.host, flags.allow_host or (), flags.api_key or ()), listening)
-    what = f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
-    print(f"{what} (press Ctrl-C to stop)", flush=True)
-    if not flags.no_page and not flags.no_browser:
-        webbrowser.open(url)
-    with suppress(KeyboardInterrupt):
-        while True:  # Ctrl-C does not interrupt waiting for an event on Windows or with musl
-            time.sleep(3600)
+    guarded = guard(
+        app,
+        flags.host,
+        flags.allow_host or (),
+        flags.api_key or (),
+        page=not flags.no_page,
+    )
+    serve(guarded, listening)
+    return url
 
 
 def _check_host(host: str) -> None:
@@ -283,11 +344,15 @@ def _check_host(host: str) -> None:
         sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
 
 
-def _load(backend: Backend, spec: ModelSpec) -> None:
+def _load(
+    backend: Backend, spec: ModelSpec, failures: list[Failed], is_ending: threading.Event
+) -> None:
+    """Load the model; why it failed is printed, and added to ``failures``."""
     for event in backend.load(spec):
-        if isinstance(event, Failed):
-            print(event.message, file=sys.stderr, flush=True)
+        if isinstance(event, Failed) and not is_ending.is_set():
+            failures.append(event)
+            print(f"error: {event.flags_message or event.message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(without_traceback(main))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 
 USAGE = """\
 usage: speculation COMMAND [flags]
@@ -16,32 +19,53 @@ usage: speculation COMMAND [flags]
   devices     list the devices that can compute a model
   rpc-worker  compute layers of a model for another machine
 
-speculation COMMAND --help shows a command's flags.
+speculation COMMAND --help shows a command's flags, speculation --version the version.
 """
+VERSION = f"speculation {version('speculation')} (llama-cpp-python {version('llama-cpp-python')})"
+FAILED, INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command with the flags after it; return the exit code."""
-    name, *flags = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    given = sys.argv[1:] if arguments is None else arguments
+    return without_traceback(lambda: _run(given))
+
+
+def without_traceback(command: Callable[[], int]) -> int:
+    """Run a command; return its exit code, also after Ctrl-C, or if nobody reads its output."""
+    try:
+        code = command()
+        if not sys.stdout.closed:
+            sys.stdout.flush()  # a reader that has gone is noticed now
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python writes what is left when it exits: to nowhere.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _run(given: Sequence[str]) -> int:
+    name, *flags = given or ["--help"]
     # Imported where used, so that the bench does not wait for Gradio.
     if name == "chat":
         from app.__main__ import main as chat
 
-        chat(flags)
-        return 0
+        return chat(flags, prog="speculation chat")
     if name == "serve":
         from app.__main__ import main as serve
 
-        serve(["--no-page", *flags], prog="speculation serve")
-        return 0
+        return serve(["--no-page", *flags], prog="speculation serve")
     if name == "bench":
         from speculation.bench.__main__ import main as bench
 
-        return bench(flags)
+        return bench(flags, prog="speculation bench")
     if name == "train":
         from speculation.train.__main__ import main as train
 
-        return train(flags)
+        return train(flags, prog="speculation train")
     if name == "models":
         from app.models import main as models
 
@@ -57,11 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(USAGE, end="")
         return 0
+    if name == "--version":
+        print(VERSION)
+        return 0
     print(
         f"speculation: unknown command {name!r}; `speculation --help` lists them",
         file=sys.stderr,
     )
-    return 2
+    return FAILED
 
 
 if __name__ == "__main__":

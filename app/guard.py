@@ -2,15 +2,16 @@
 
 Other sites must not reach this server through the user's browser. ``Host`` must be a name of this
 server, or a site could point its own name here (DNS rebinding). ``Origin``, if sent, must be this
-server's or allowed. Gradio's file routes are closed because the page does not use them. Request
-bodies are limited.
+server's or allowed; for the endpoint, one of this machine's will do. Of Gradio's routes, only those
+that the page uses are open. Request bodies are limited.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import difflib
 import hmac
+import re
 import socket
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
@@ -32,34 +33,48 @@ POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 LARGEST_BODY = 64 * 2**20  # bytes
 
 API = "/gradio_api/"
-POSTS = ("queue/join", "run/predict", "cancel", "reset")  # the only ones the page uses
-CLOSED = ("file=", "file/", "proxy=")  # these serve files or fetch from other servers
+# What the page asks for, of all that Gradio serves: files, uploads, deep links and more are closed.
+PAGE = re.compile(
+    r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+"
+    rf"|{API}(queue/data|heartbeat/[^/]+)"
+)
+POSTS = tuple(API + path for path in ("queue/join", "run/predict", "cancel", "reset"))
 PUBLIC = ("/health", "/v1/health")  # need no key
 
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
 class Names:
-    """The host names of this server."""
+    """The host names of this server, and the origins whose pages may use it."""
 
     def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
-        """``host`` is the address to listen on, ``allowed`` are further names.
+        """``host`` is the address to listen on. ``allowed`` are further names, and origins such as
+        ``https://app.example``; ``*`` in them stands for any part of a name.
 
         Unless the server listens on loopback only, any IP address is accepted: DNS rebinding needs
         a name. So this machine's addresses need not be known; in a container they are not.
         """
         host = host.strip("[]").lower()
-        self.allowed = frozenset(name.lower() for name in allowed)
+        given = [name.lower().rstrip("/") for name in allowed]
+        origins = [name for name in given if "://" in name]
+        self._origins = [_pattern(one, r"(:\d+)?") for one in origins]
+        # A proxy's origin is its name, too. With *, any site could point a name of its own here.
+        proxies = [one for one in origins if one.startswith("http") and "*" not in one]
+        names = [name for name in given if "://" not in name]
+        self._allowed = [_pattern(name_of(one)) for one in names]
+        self._hosts = [*self._allowed, *[_pattern(name_of(one)) for one in proxies]]
         own = {"localhost", host}
         if host in WILDCARDS:
             name = socket.gethostname().lower()
             own |= {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"}
-        self._names = self.allowed | own - set(WILDCARDS)
+        self._names = own - set(WILDCARDS)
         self._any_address = not is_loopback(host)
 
     def include(self, host: str) -> bool:
         """Whether a ``Host`` header, with or without a port, is one of these names."""
-        name = _name_of(f"//{host}")
+        name = name_of(host)
+        if _matches(name, self._hosts):
+            return True
         try:
             address = ip_address(name)
         except ValueError:
@@ -68,19 +83,41 @@ class Names:
 
     def is_own_origin(self, origin: str, host: str) -> bool:
         """Whether an ``Origin`` header is this page's, requested with the header ``Host: host``."""
-        return urlsplit(origin).netloc.lower() == host.lower() or self.allow_origin(origin)
+        return origin.partition("://")[2].lower() == host.lower()
 
-    def allow_origin(self, origin: str) -> bool:
-        """Whether an ``Origin`` is one of the further names."""
-        return _name_of(origin) in self.allowed
+    def allow_origin(self, origin: str, is_endpoint: bool) -> bool:
+        """Whether an ``Origin`` is one of the further names, or of this machine if the request is
+        for the endpoint."""
+        name = name_of(origin)
+        if _matches(origin.lower(), self._origins) or _matches(name, self._allowed):
+            return True
+        return is_endpoint and _is_local(name)
 
 
-def _name_of(url: str) -> str:
-    """The host of a URL in lower case, without the port; empty if there is none."""
+def _pattern(text: str, end: str = "") -> re.Pattern[str]:
+    """What a name or an origin with ``*`` in it matches."""
+    return re.compile(re.escape(text).replace(r"\*", "[^/]*") + end)
+
+
+def _matches(text: str, patterns: Iterable[re.Pattern[str]]) -> bool:
+    return any(pattern.fullmatch(text) for pattern in patterns)
+
+
+def name_of(text: str) -> str:
+    """The host of a URL, an origin or a ``Host`` header, in lower case and without the port; empty
+    if there is none."""
     try:
-        return urlsplit(url).hostname or ""
+        return urlsplit(text if "://" in text else f"//{text}").hostname or ""
     except ValueError:
         return ""
+
+
+def _is_local(name: str) -> bool:
+    """Whether a host name means the machine that uses it."""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def is_loopback(host: str) -> bool:
@@ -92,50 +129,83 @@ def is_loopback(host: str) -> bool:
     return host not in WILDCARDS and all(ip_address(where[4][0]).is_loopback for where in found)
 
 
+class Routes:
+    """The endpoint's routes: paths, which may have ``{parameters}``, and their methods."""
+
+    def __init__(self, routes: Mapping[str, Collection[str]]) -> None:
+        self.paths = sorted(routes)
+        self._all = [
+            (re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(path))), methods)
+            for path, methods in routes.items()
+        ]
+
+    def methods(self, path: str) -> set[str]:
+        """The methods that a path has; none if it is no route."""
+        found = {
+            method.upper()
+            for pattern, methods in self._all
+            if pattern.fullmatch(path)
+            for method in methods
+        }
+        if "GET" in found:
+            found.add("HEAD")
+        return found | {"OPTIONS"} if found else found
+
+
 class Guard:
     """ASGI middleware: passes what page and endpoint need, and adds ``POLICY`` to every response.
 
     With ``keys``, a request needs one of them: as a bearer token, as ``X-Api-Key``, or as the
     password of a browser that asks for it. If there are several, the app finds it in the scope's
     ``api_key``.
+
+    To the endpoint, double slashes, a slash at the end and any content type are as good as what
+    clients should send: all bodies are JSON.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         names: Names,
-        endpoint: Collection[str] = (),
+        endpoint: Mapping[str, Collection[str]] | None = None,
         keys: Collection[str] = (),
         largest: int = LARGEST_BODY,
+        *,
+        page: bool = True,
     ) -> None:
-        """``endpoint`` has the paths of the endpoint's routes."""
+        """``endpoint`` has the methods of the endpoint's paths; ``page`` whether ``app`` has the
+        page, too."""
         self._app = app
         self._names = names
-        self._endpoint = endpoint
+        self._routes = Routes(endpoint or {})
         self._keys = keys
         self._largest = largest
+        self._has_page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        refused = self._refusal(scope)
+        path = re.sub("/+", "/", scope["path"])
+        path = path.rstrip("/") or "/"
+        methods = self._routes.methods(path)
+        if methods:
+            scope = {**scope, "path": path}
+        refused = self._refusal(scope, methods)
         if scope["type"] == "websocket":
             if refused is None:
                 await self._app(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
-        headers = Headers(scope=scope)
-        send = _with_headers(send, self._cors(headers))
-        if refused is None and scope["method"] == "OPTIONS" and "origin" in headers:
-            refused = Response(headers={"Allow": "GET, POST, OPTIONS"})
+        send = _with_headers(send, self._cors(scope))
         if refused is None:
             try:
                 body = await self._read(scope, receive)
             except ClientDisconnect:
                 return  # what came of the body may look like a whole one
             if body is not None:
+                scope = _for_endpoint(scope) if methods else scope
                 await self._app(scope, _replayed(body, receive), send)
                 return
             refused = self._answer(
@@ -146,66 +216,73 @@ class Guard:
             )
         await refused(scope, receive, send)
 
-    def _cors(self, headers: Headers) -> dict[str, str]:
+    def _cors(self, scope: Scope) -> dict[str, str]:
         """Headers that let a browser give the answer to a page of another, allowed origin."""
+        headers = Headers(scope=scope)
         origin = headers.get("origin", "")
-        if not origin or not self._names.allow_origin(origin):
+        if not origin or not self._names.allow_origin(origin, not self._is_page(scope["path"])):
             return {}
         return {
-            "access-control-allow-origin": origin,
-            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
-            "access-control-allow-methods": "GET, POST, OPTIONS",
-            "vary": "Origin",
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
+            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+            "Vary": "Origin",
         }
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """A response that refuses the request because of its headers or path; None if allowed."""
-        headers = Headers(scope=scope)
+    def _refusal(self, scope: Scope, methods: Collection[str]) -> Response | None:
+        """What answers the request because of its headers, its path or its method, which may be
+        one of ``methods`` at the endpoint; None if it is allowed."""
+        headers, method, path = Headers(scope=scope), scope.get("method", "GET"), scope["path"]
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._names.include(host):
             port = (scope.get("server") or ("", 7860))[1]
-            name = _name_of(f"//{host}")
+            name = name_of(host)
             return self._answer(
                 scope,
                 403,
                 f"The name {name!r:.80} is not one of this server's; another site may be behind "
                 f"this request. Open http://127.0.0.1:{port} on the machine that runs the server. "
-                "If the name is yours, start the server with --allow-host and the name.",
+                f"If the name is yours, start the server with --allow-host {name or 'NAME':.80}.",
             )
-        if origin is not None and not self._names.is_own_origin(origin, host):
+        if method == "OPTIONS":  # without headers that allow it, a browser asks no further
+            return Response(headers={"Allow": ", ".join(sorted(methods or ("GET", "OPTIONS")))})
+        if origin is not None and not (
+            self._names.is_own_origin(origin, host)
+            or self._names.allow_origin(origin, not self._is_page(path))
+        ):
             return self._answer(
                 scope,
                 403,
                 f"This request comes from a page of {origin!r:.80}, which has no access here. Open "
-                "the chat's own address. If a proxy serves the chat, start the server with "
-                "--allow-host and the proxy's name.",
-            )
-        method, is_endpoint = scope.get("method", "GET"), self._is_endpoint(scope)
-        path = scope["path"].removeprefix(API)
-        is_page_api = path != scope["path"]
-        if method in ("GET", "HEAD", "OPTIONS"):
-            is_open = not (is_page_api and path.startswith(CLOSED))
-        else:
-            is_open = is_endpoint or (is_page_api and path in POSTS)
-        if not is_open:
-            return self._answer(
-                scope, 403, "This address is closed because the chat does not use it."
+                "the chat's own address. If you trust that page, or it is that of a proxy in front "
+                f"of this server, start the server with --allow-host {_flag_for(origin)}.",
             )
         key = self._key(headers)
         scope["api_key"] = key if len(self._keys) > 1 else None
-        is_free = method == "OPTIONS" or scope["path"] in PUBLIC
-        if is_free or not self._keys or key is not None:
+        if self._keys and key is None and path not in PUBLIC:
+            refused = self._answer(
+                scope, 401, "This server needs its API key: send it as “Authorization: Bearer KEY”."
+            )
+            if self._is_page(path):
+                refused.headers["WWW-Authenticate"] = 'Basic realm="the API key as the password"'
+            return refused
+        if method in methods or self._serves_page(method, path):
             return None
-        refused = self._answer(
-            scope, 401, "This server needs its API key: send it as “Authorization: Bearer KEY”."
-        )
-        if not is_endpoint:
-            refused.headers["WWW-Authenticate"] = 'Basic realm="the API key as the password"'
-        return refused
+        if methods:
+            allowed = ", ".join(sorted(methods))
+            refused = self._answer(scope, 405, f"{path} takes {allowed}, not {method:.20}.")
+            refused.headers["Allow"] = allowed
+            return refused
+        near = difflib.get_close_matches(path[:100], self._routes.paths, 1)
+        hint = f"Did you mean {near[0]}?" if near else "docs/endpoint.md lists its addresses."
+        return self._answer(scope, 404, f"This server has no address {path!r:.100}. {hint}")
 
-    def _is_endpoint(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        return path in self._endpoint or path.startswith("/v1/")
+    def _is_page(self, path: str) -> bool:
+        return self._has_page and (path in POSTS or PAGE.fullmatch(path) is not None)
+
+    def _serves_page(self, method: str, path: str) -> bool:
+        allowed = ("POST",) if path in POSTS else ("GET", "HEAD")
+        return self._is_page(path) and method in allowed
 
     def _key(self, headers: Headers) -> str | None:
         """The one of the keys that a request has."""
@@ -214,14 +291,14 @@ class Guard:
         if kind.lower() == "basic":
             try:
                 given = base64.b64decode(value).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
+            except ValueError:
                 return None
         found = [key for key in self._keys if hmac.compare_digest(given.encode(), key.encode())]
         return found[0] if found else None
 
     def _answer(self, scope: Scope, status: int, why: str) -> Response:
         """A refusal with its reason. tab.js shows JSON in the page; Gradio's client does not."""
-        if self._is_endpoint(scope):
+        if not self._is_page(scope["path"]):
             return JSONResponse(error_body(why, status), status)
         if status == 413 and Headers(scope=scope).get("content-type") == "application/json":
             return JSONResponse({"error": why, "detail": why}, status)
@@ -246,6 +323,24 @@ class Guard:
                 return None
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _flag_for(origin: str) -> str:
+    """What ``--allow-host`` takes for an origin. An extension's id differs between machines."""
+    scheme = origin.partition("://")[0]
+    return f"'{scheme}://*'" if scheme.endswith("-extension") else f"{origin:.80}"
+
+
+def _for_endpoint(scope: Scope) -> Scope:
+    """The request as the endpoint's routes take it: every body is JSON, whatever its header says
+    (curl's says it is a form), and HEAD is GET, whose body the server leaves out."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {
+        **scope,
+        "method": method,
+        "headers": [*headers, (b"content-type", b"application/json")],
+    }
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -261,12 +261,19 @@ class Reading:
         reader: StateReader | None = None,
         *,
         defer: bool = False,
+        reuse: bool = True,
+        score: Callable[[int, int, Output], None] | None = None,
     ) -> None:
-        """Arguments as in ``prefill``. Raises PromptTooLong."""
+        """Arguments as in ``prefill``. Raises PromptTooLong.
+
+        Without ``reuse`` nothing is taken over. ``score`` gets the first token, the number of
+        tokens and the output of each chunk, whose rows then all have logits.
+        """
         self._cache, self._tokens, self._reader, self._defer = cache, tokens, reader, defer
+        self._score = score
         cache._drop_deferred()
         check_fits(len(tokens), cache.target.n_ctx)
-        n_reused = common_prefix(cache.tokens, tokens)
+        n_reused = common_prefix(cache.tokens, tokens) if reuse else 0
         self._read_from = len(tokens) if reader is None else reader.begin(tokens)
         is_limited = cache.target.n_rewind < NO_LIMIT
         if not is_limited:
@@ -285,7 +292,7 @@ class Reading:
     @property
     def needs_output(self) -> bool:
         """Whether the output of rows is read."""
-        return self._reader is not None
+        return self._reader is not None or self._score is not None
 
     def next_rows(self, max_rows: int = NO_LIMIT) -> Rows | None:
         """The next chunk, at most ``max_rows``; None if the rest is deferred, or nothing is left.
@@ -313,8 +320,10 @@ class Reading:
             n = min(n, STATE_ROWS) if reader.needs_hidden else n
         else:
             n = min(n, self._read_from - first)
+        has_logits = self._score is not None
+        n = min(n, STATE_ROWS) if has_logits else n
         self._chunk = chunk = self._tokens[first : first + n]
-        return text_rows(chunk, first, [False] * n, cache.n_seq)
+        return text_rows(chunk, first, [has_logits] * n, cache.n_seq)
 
     def take(self, output: Output | None) -> None:
         """The rows were decoded: they are part of the text. ``output`` may be None unless it is
@@ -324,6 +333,8 @@ class Reading:
         self._chunk = ()
         if self._is_reading and self._reader is not None and output is not None:
             self._reader.read(first, len(chunk), output)
+        if self._score is not None and output is not None:
+            self._score(first, len(chunk), output)
 
     def close(self) -> None:
         """Drop what a failed decode left, and ask for no more states."""

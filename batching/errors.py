@@ -22,7 +22,7 @@
     ├── EngineInUse             called in a forked child, or from a callback of the engine
     ├── InvalidParameter        unknown parameter, or a value out of range
     │   └── MissingResource     the method needs a draft model or heads; none are loaded
-    └── GrammarError            a grammar or JSON schema that does not parse
+    └── GrammarError            a grammar or JSON schema that cannot be followed
 
 C return codes become exceptions only in ``batching.llama``.
 
@@ -159,7 +159,7 @@ class MissingResource(InvalidParameter):
 
 
 class GrammarError(SpeculationError, ValueError):
-    """A GBNF grammar or a JSON schema does not parse."""
+    """A grammar, a regular expression or a JSON schema that cannot be followed."""
 
 
 def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> None:
@@ -171,6 +171,6 @@ def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> N
     for name, low, high in ranges:
         value = getattr(params, name)
         if isinstance(getattr(type(params), name, None), int) and value != int(value):
-            raise InvalidParameter(f"{name} is {value}; give an integer")
+            raise InvalidParameter(f"{{{name}}} is {value}; give an integer", settings=(name,))
         if not low <= value <= high:
-            raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+            raise InvalidParameter(f"{{{name}}} is {value}; give {low} to {high}", settings=(name,))

@@ -1,12 +1,16 @@
 """Marks work that may never end, such as parsing a hostile grammar, for whoever watches.
 
-Nothing here ends the work. A process whose engine must not block for ever reads ``overdue``.
+A process whose engine must not block for ever reads ``overdue``, and ends. Work that calls
+``checkpoint`` now and then ends by itself once nobody waits for it (``until``).
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 STEP_SECONDS = 600.0  # of loading without progress, or of a decode; a large model may be slow
-GRAMMAR_SECONDS = 10.0
 
 _running: set[Watched] = set()
 
@@ -45,3 +49,33 @@ def overdue(seconds: float) -> str:
         if work.waited > work.limit:
             return work.what
     return ""
+
+
+class GivenUp(Exception):
+    """Nobody waits for this work any more."""
+
+
+class _Here(threading.local):
+    """What ends the work of a thread."""
+
+    is_over: Callable[[], bool] = staticmethod(lambda: False)
+
+
+_here = _Here()
+
+
+@contextmanager
+def until(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Work in this thread inside ``with`` raises GivenUp at its next ``checkpoint`` once
+    ``is_over()``."""
+    before, _here.is_over = _here.is_over, is_over
+    try:
+        yield
+    finally:
+        _here.is_over = before
+
+
+def checkpoint() -> None:
+    """Raise GivenUp if nobody waits for the work of this thread any more."""
+    if _here.is_over():
+        raise GivenUp

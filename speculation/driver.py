@@ -116,7 +116,7 @@ class Driver:
     def _run(self) -> None:
         while True:
             self._changed.clear()
-            while self._calls:
+            for _ in range(len(self._calls)):  # those that come meanwhile wait for a step
                 self._calls.popleft()()
             if self.is_closed and not self._calls:
                 return

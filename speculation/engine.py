@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
@@ -17,15 +20,17 @@ from speculation.chat.detokenizer import ReplyText
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.drafting.resources import Resources
 from speculation.driver import Driver
+from speculation.embedding import Embeddings, normalised, split
 from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
 from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
 from speculation.registry.conversion import model_file
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
-from speculation.sampling import SamplingParams
+from speculation.sampling import SamplingParams, TokenLogprobs
 from speculation.scheduler import Scheduler
-from speculation.settings import Settings, request_for
+from speculation.scored_text import ScoredText, needs_scored_text
+from speculation.settings import Settings, as_method, request_for, tokens_of
 from speculation.text import Text
 
 if TYPE_CHECKING:
@@ -49,6 +54,7 @@ class Engine:
         """For ``load``."""
         self.parallel = parallel
         self._driver, self._runtime, self._scheduler = driver, runtime, scheduler
+        self._embedding = threading.Lock()  # held while texts get vectors
         driver.step = scheduler.step
         atexit.register(self.close)  # the thread must not compute while Python ends
 
@@ -71,6 +77,7 @@ class Engine:
         keep_texts: int = 0,
         chat_template: str | None = None,
         trace_batches: str | Path | None = None,
+        embedding_model: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
         measuring: Callable[[], None] | None = None,
     ) -> Engine:
@@ -98,6 +105,7 @@ class Engine:
                        the same settings. Without effect if one text is written at a time
         chat_template  a Jinja template to use instead of the GGUF's
         trace_batches  a file that gets one JSON line per decode
+        embedding_model  a model for ``embed``, of those that write no text; None = the model itself
         progress       called with the share of the model loaded so far, then that of the draft
                        model, in the engine's thread; an exception it raises ends loading
         measuring      called while the cost of a decode is measured. If it is given, or if several
@@ -128,6 +136,7 @@ class Engine:
             None if memory is None else Path(memory),
             chat_template,
             trace_batches,
+            embedding_model,
             METHODS.heads_kinds(),
             SAVED,
         )
@@ -209,14 +218,33 @@ class Engine:
         return texts
 
     def start(self, request: Request) -> Text:
-        """Queue a request. As ``generate``."""
+        """Queue a request. As ``generate``. Raises GrammarError."""
         self._driver.check_open()
-        reply = ReplyText(self.model, request.stop, request.max_tokens)
-        text = Text(request, reply, self._driver.wake, self._driver.check_thread)
+        self._runtime.structures.start(request.sampling)  # here, where it holds up nobody
+        reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
+        kind = ScoredText if needs_scored_text(request) else Text
+        text = kind(request, reply, self._driver.wake, self._driver.check_thread)
         if not self._scheduler.submit(text):
             self._driver.check_open()  # it was closed meanwhile
         self._driver.wake()
         return text
+
+    def score(self, prompt: str | Sequence[int], n_top: int = 0) -> list[TokenLogprobs]:
+        """The log probabilities of a prompt's tokens from the second on, and of the ``n_top``
+        likeliest at each place. Reads the prompt, and generates nothing.
+
+        Raises as ``generate`` does.
+        """
+        found: list[TokenLogprobs] = []
+        request = Request(
+            tokens_of(self.model, prompt, "the prompt"),
+            as_method("ar"),
+            max_tokens=0,
+            logprobs=n_top,
+            scored=found.extend,
+        )
+        self.start(request).run()
+        return found
 
     def count_tokens(
         self, messages: str | Sequence[Message], *, thinking: bool | None = None
@@ -224,10 +252,39 @@ class Engine:
         """The number of prompt tokens of a conversation; a string is one user message."""
         return len(chat_prompt(self.model, _messages(messages), thinking=thinking).tokens)
 
+    def embed(
+        self, texts: Sequence[str | Sequence[int]], *, check: Callable[[], object] = lambda: None
+    ) -> Embeddings:
+        """A vector of length 1 for each text, given as text or as token ids.
+
+        They come from the embedding model, if one is loaded; else they are the means of the
+        model's states after its last layer. Texts that are written go on between the pieces of a
+        long one. ``check`` is called after each piece; an exception it raises ends the work.
+        Raises InvalidParameter, PromptTooLong, UnsupportedModel.
+        """
+        self._driver.check_open()
+        self._driver.check_thread()
+        if isinstance(texts, str) or not texts:
+            raise InvalidParameter(f"texts is {texts!r:.60}; give a list of texts or of token ids")
+        with self._embedding:
+            embedder = self._runtime.embedder
+            model = embedder.model
+            tokens = split(model, texts, embedder.n_most)
+            vectors = np.zeros((len(tokens), model.n_embd_out), np.float32)
+            work = embedder.embed(tokens, vectors, self._scheduler.seconds_beside)
+            while self._driver.call(lambda: next(work, False)):
+                check()
+        return Embeddings(normalised(vectors), tuple(map(len, tokens)))
+
     @property
     def has_thinking_switch(self) -> bool:
         """Whether the chat template can turn the model's reasoning on or off."""
         return asks_for_thinking(self.model.chat_template)
+
+    @property
+    def embedding_model(self) -> str:
+        """The path of the embedding model; empty if none was loaded."""
+        return self._runtime.embedding_model
 
     @property
     def n_running(self) -> int:
@@ -312,7 +369,7 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
     """Raise InvalidParameter if a grammar would apply to the end of a reply."""
     last = messages[-1]
     is_begun = last["role"] == ASSISTANT and not last.get("tool_calls")
-    if is_begun and sampling and sampling.has_grammar:
+    if is_begun and sampling and sampling.has_structure:
         raise InvalidParameter(
             "a grammar or JSON schema applies to a whole reply and cannot continue one; leave "
             "it out, or remove the last message to start a new reply"

@@ -98,7 +98,7 @@ class Places:
         n_cells = self._cells_for(text)
         if not free or n_cells + self._n_reserved() > self.n_ctx:
             return None
-        prompt = text.request.prompt[:-1]
+        prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
         if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text

@@ -29,12 +29,14 @@ from speculation.drafter import Requirements
 from speculation.drafting.cost import Cost
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
+from speculation.embedding import Embedder, PooledStates, PooledTexts
 from speculation.heads.base import Head
 from speculation.heads.file import HeadsKind
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.registry.conversion import model_file
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
+from speculation.structure import Structures
 from speculation.system.files import require_writable
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class LoadParams:
     memory: Path | None = None
     chat_template: str | None = None
     trace_batches: str | Path | None = None
+    embedding_model: str | Path | None = None
     kinds: Sequence[HeadsKind] = ()
     saved: Collection[str] = ()
 
@@ -90,9 +93,10 @@ class Runtime:
         context: Context,
         heads: Mapping[str, Head],
         draft: Context | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
-        """What was loaded from ``source``: ``heads`` as ``load_heads`` returns them, and ``draft``,
-        the context of a draft model.
+        """What was loaded from ``source``: ``heads`` as ``load_heads`` returns them, ``draft``, the
+        context of a draft model, and ``embedder``, which has an embedding model.
 
         Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
         none, InvalidParameter if ``source.memory`` is not a memory of this model.
@@ -101,6 +105,8 @@ class Runtime:
         if draft is not None:
             check_same_vocabulary(model, draft.model)
         self.model, self.context, self.draft = model, context, draft
+        self.structures = Structures(model)
+        self._embedder = embedder
         self._params = context.params  # as they were asked for
         self._memory_file, self._saved = source.memory, source.saved
         self._learnt_file = learnt.file_for(context)
@@ -149,8 +155,14 @@ class Runtime:
             files = [resolve(file) for file in heads_for(name, given)]
             heads = load_heads(files, model, source.kinds)
             opened += heads.values()
+            embedder: Embedder | None = None
+            if source.embedding_model is not None:
+                loading = model_file(source.embedding_model)
+                other = Model(loading, placement=placement.local, embedding=True, progress=progress)
+                opened.append(other)
+                embedder = PooledTexts(other, params.n_threads)
             if source.draft_model is None:
-                return cls(source, model, context, heads)
+                return cls(source, model, context, heads, embedder=embedder)
             is_paired = source.draft_model == PAIRED
             loading = resolve(paired_draft(name) if is_paired else source.draft_model)
             small = Model(loading, placement=draft_placement.local, progress=progress)
@@ -161,7 +173,7 @@ class Runtime:
             draft = Context(small, replace(wanted, n_ctx=n_ctx))
             opened.append(draft)
             draft.use_fewest_threads()
-            return cls(source, model, context, heads, draft)
+            return cls(source, model, context, heads, draft, embedder)
         except BaseException as error:
             for item in reversed(opened):
                 item.close()
@@ -237,6 +249,19 @@ class Runtime:
         sampler = make_sampler(sampling, self.model, self.context.n_ctx)
         return DraftDistribution(sampler, sampling.seed)
 
+    @property
+    def embedding_model(self) -> str:
+        """The path of the embedding model, if there is one."""
+        other = None if self._embedder is None else self._embedder.model
+        return "" if other in (None, self.model) else str(other.path)
+
+    @property
+    def embedder(self) -> Embedder:
+        """What gives texts vectors: the embedding model, else the model itself."""
+        if self._embedder is None:
+            self._embedder = PooledStates(self.context)
+        return self._embedder
+
     def close(self) -> None:
         """Save what was learnt, and free everything."""
         if self.model.is_closed:
@@ -244,6 +269,8 @@ class Runtime:
         if self.resources.known_cost is not None:
             self._save_learnt(self.resources.known_cost)
         self._save_memory()
+        if self._embedder is not None:
+            self._embedder.close()
         for head in self.resources.heads.values():
             head.close()
         self.context.close()

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from batching.errors import InvalidParameter, check_ranges
-from batching.llama.grammar import json_schema_to_gbnf
 from batching.llama.model import Model
-from batching.llama.sampler import GreedySampler, SamplerChain
+from batching.llama.sampler import Constraint, GreedySampler, Ids, SamplerChain
 from batching.target import Output, Sampler
 from batching.tree import Floats
 from speculation.verify import draw
@@ -24,10 +23,11 @@ class SamplingParams:
 
     ``temperature`` 0 takes the most likely token; otherwise tokens are drawn with ``seed``, and the
     same seed gives the same text with every method. By default every sampler is off. -1 for
-    ``penalty_last_n`` and ``dry_last_n`` means the whole context. Of a JSON schema, only what
-    llama-cpp-python's grammar supports is enforced; numeric bounds (``minimum``, ``multipleOf``)
-    are not. With ``grammar_triggers``, regular expressions, the grammar applies only once one of
-    them matches the text: from the match's first group on.
+    ``penalty_last_n`` and ``dry_last_n`` means the whole context. At most one of three restricts
+    the text: a JSON schema, a regular expression or a grammar, in GBNF or, if it starts with
+    ``%llguidance``, in llguidance's Lark. What a schema says that cannot be enforced is left out
+    with a warning, or raises GrammarError if ``strict``. The text does not end before
+    ``min_tokens``, unless it is complete.
     """
 
     temperature: float = 0.0
@@ -51,9 +51,11 @@ class SamplingParams:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
     grammar: str | None = None
-    grammar_triggers: tuple[str, ...] = ()
-    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    json_schema: str | Mapping[str, Any] | bool | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -78,12 +80,11 @@ class SamplingParams:
                 ("mirostat", 0, 2),
                 ("mirostat_tau", 0.0, 1000.0),
                 ("mirostat_eta", 0.0, 1000.0),
+                ("min_tokens", 0, 2**31 - 1),
             ),
         )
-        if self.grammar is not None and self.json_schema is not None:
-            raise InvalidParameter("grammar and json_schema exclude each other; give one")
-        if self.grammar_triggers and self.grammar is None:
-            raise InvalidParameter("grammar_triggers need a grammar; give one, or leave them out")
+        if sum(one is not None for one in (self.grammar, self.regex, self.json_schema)) > 1:
+            raise InvalidParameter("grammar, regex and json_schema exclude each other; give one")
         for token, value in self.logit_bias.items():
             if math.isnan(value) or value == math.inf:
                 raise InvalidParameter(
@@ -92,19 +93,18 @@ class SamplingParams:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the sampler is a plain argmax."""
+        """Whether the sampler is an argmax of the allowed tokens."""
         return (
             self.temperature == 0
             and not self._has_penalties
             and self.dry_multiplier == 0
             and not self.logit_bias
-            and not self.has_grammar
         )
 
     @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar or a JSON schema restricts the output."""
-        return self.grammar is not None or self.json_schema is not None
+    def has_structure(self) -> bool:
+        """Whether a JSON schema, a regular expression or a grammar restricts the text."""
+        return any(one is not None for one in (self.grammar, self.regex, self.json_schema))
 
     @property
     def _has_penalties(self) -> bool:
@@ -113,21 +113,26 @@ class SamplingParams:
         )
 
 
-def make_sampler(params: SamplingParams, model: Model, n_ctx: int) -> GreedySampler | SamplerChain:
-    """The sampler for ``params``: an argmax, or llama.cpp's chain in llama.cpp's order.
+def make_sampler(
+    params: SamplingParams, model: Model, n_ctx: int, structure: Constraint | None = None
+) -> GreedySampler | SamplerChain:
+    """The sampler for ``params``: an argmax, or llama.cpp's chain in llama.cpp's order, of what
+    ``structure`` allows.
 
     Look-back windows are limited to ``n_ctx``, because llama.cpp allocates memory for them. Raises
-    GrammarError if a grammar or schema does not parse, InvalidParameter for a logit bias on an
-    unknown token.
+    InvalidParameter for a logit bias on an unknown token.
     """
+    constraint = structure
+    if params.min_tokens:
+        constraint = _AtLeast(params.min_tokens, model, structure)
     if params.is_plain_greedy:
-        return GreedySampler()
+        return GreedySampler(constraint)
     for token in params.logit_bias:
         if not 0 <= token < model.n_vocab:
             raise InvalidParameter(
                 f"logit_bias has token {token}; this model has 0 to {model.n_vocab - 1}"
             )
-    chain = SamplerChain(model)
+    chain = SamplerChain(model, constraint)
     try:
         return _add_samplers(chain, params, n_ctx)
     except BaseException:
@@ -135,11 +140,30 @@ def make_sampler(params: SamplingParams, model: Model, n_ctx: int) -> GreedySamp
         raise
 
 
+class _AtLeast:
+    """Keeps a text from ending before it has ``n`` tokens, unless nothing else may follow."""
+
+    def __init__(self, n: int, model: Model, inner: Constraint | None) -> None:
+        self._n_left, self._ends, self._inner = n, np.array(sorted(model.ends)), inner
+        self._all = np.arange(model.n_vocab)
+
+    def allows(self, token: int) -> bool:
+        if self._n_left > 0 and token in self._ends:
+            return token in self.allowed()
+        return self._inner is None or self._inner.allows(token)
+
+    def allowed(self) -> Ids:
+        found = self._all if self._inner is None else self._inner.allowed()
+        others = found if self._n_left <= 0 else np.setdiff1d(found, self._ends)
+        return others if len(others) else found
+
+    def accept(self, token: int) -> None:
+        self._n_left -= 1
+        if self._inner is not None:
+            self._inner.accept(token)
+
+
 def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> SamplerChain:
-    if params.json_schema is not None:
-        chain.grammar(json_schema_to_gbnf(params.json_schema))
-    elif params.grammar is not None:
-        chain.grammar(params.grammar, triggers=params.grammar_triggers)
     if params.logit_bias:
         chain.logit_bias(params.logit_bias)
     if params._has_penalties:

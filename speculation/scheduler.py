@@ -17,17 +17,20 @@ from batching.errors import CannotRewind, InvalidParameter
 from batching.rows import Rows
 from batching.tree import NO_LIMIT
 from speculation.decode import MAX_WAIT, Batch, step
-from speculation.drafter import Requirements
+from speculation.drafter import BASELINE, Requirements
 from speculation.drafting.cost import Cost
 from speculation.idle.files import TextFiles
 from speculation.long_prompts import LongPrompts
 from speculation.places import Place, Places
+from speculation.request import Request
 from speculation.runtime import Runtime
 from speculation.sampling import make_sampler
+from speculation.structure import ForcedTokens
 from speculation.text import FRAME_SECONDS, ROOM, Text, failing
 
 log = logging.getLogger(__name__)
 
+BESIDE_SECONDS = 0.05  # that texts wait for a piece of what is no text, such as an embedding
 MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request waits no longer
 # From so many rows on, flash attention on a CPU works on tiles of as many (ggml's GGML_FA_TILE_Q).
 # A tile attends to all that any of its rows does: with rows of each text, to all of all texts.
@@ -61,6 +64,10 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
+
+    def seconds_beside(self) -> float:
+        """How long something else may be computed, while texts wait, or one that may come."""
+        return BESIDE_SECONDS if self.n_running else MAX_WAIT
 
     def submit(self, text: Text) -> bool:
         """Queue a text; returns False once the scheduler is closed. From any thread.
@@ -135,7 +142,8 @@ class Scheduler:
         One whose beginning is just being read for another text waits for that.
         """
         for text in list(self._waiting):
-            if self.places.is_being_read(text.request.prompt[:-1]):
+            request = text.request
+            if not request.reads_all and self.places.is_being_read(request.prompt[:-1]):
                 continue
             with failing(text):
                 if not self._place(text):
@@ -153,6 +161,7 @@ class Scheduler:
             return False
         resources = places.resources_of(place, text)
         drafters = request.method.drafters(resources)
+        structure = runtime.structures.start(request.sampling)
         needed = Requirements.of_all(drafter.requires for drafter in drafters)
         if drafters:
             self._check_rewind(text, needed)
@@ -168,12 +177,18 @@ class Scheduler:
             assert place is not None
         if needed.rows > 1 and places.can_rewind:
             _check_branches(text, needed.branches, place)
-        sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx)
+        if structure is not None and needed.rows == 1 and self._may_draft(request):
+            drafters = [ForcedTokens(structure), *drafters]
+        sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx, structure)
         place.text = text
         place.slot.n_batch = runtime.context.n_batch
         text.tell_waiting(0)
-        text.start(place.cache, drafters, request.method.verifier(resources), sampler)
+        verifier = request.method.verifier(resources)
+        text.start(place.cache, drafters, verifier, sampler, structure)
         return True
+
+    def _may_draft(self, request: Request) -> bool:
+        return request.method.name != BASELINE and self._runtime.context.n_rewind > 0
 
     def _has_rows(self, text: Text, needed: Requirements) -> bool:
         """Whether a batch has the rows that every step of the text needs, beside those of others.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from batching.tree import TokenTree
 
+STRUCTURE = "structure"  # the source of drafts that a schema or grammar forces
 PHASES = ("draft", "build", "decode", "verify", "commit")
 
 
@@ -62,7 +63,7 @@ class Stats:
         if tree.sources:
             counts = self.accepted_by_source
             for node in path[1 : n_accepted + 1]:
-                source = tree.sources[node]
+                source = tree.sources.get(node, STRUCTURE)
                 counts[source] = counts.get(source, 0) + 1
 
     def add_plain(self, n: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -28,6 +29,7 @@ from speculation.drafter import DraftBudget, Drafter, Method, PlainSteps, Requir
 from speculation.request import Request
 from speculation.sampling import RecordingSampler, TokenLogprobs
 from speculation.stats import Stats
+from speculation.structure import Structure
 from speculation.system.channel import Channel
 from speculation.verify import Match, Verifier
 
@@ -253,8 +255,10 @@ class Text:
         drafters: Sequence[Drafter],
         verifier: Verifier,
         sampler: Sampler,
+        structure: Structure | None = None,
     ) -> None:
-        """Begin to read the prompt into ``cache``."""
+        """Begin to read the prompt into ``cache``. ``structure`` is that of ``sampler``."""
+        self._structure = structure
         self.cache, self.drafters = cache, drafters
         self.verifier, self._sampler, self._chain = verifier, sampler, sampler
         self.needed = Requirements.of_all(drafter.requires for drafter in drafters)
@@ -440,6 +444,9 @@ class Text:
             drafting = drafter.draft(tokens, tree, budget)
             if drafting is not None:
                 yield from drafting
+        if self._structure is not None and len(tree) > 1 and self.needed.rows == 1:
+            keep = tree.keep if self.chooser is None else partial(self.chooser.keep, tree)
+            keep(self._structure.prune(tree))
         if self.chooser is not None:
             budget = self.chooser.budget
         elif budget.chain_only:

@@ -2,8 +2,15 @@
 
 In the folder ``tools/server/tests`` of llama.cpp's source, which is also in llama-cpp-python's:
 
-    LLAMA_SERVER_BIN_PATH=…/tools/as_llama_server.py SPECULATION_MODEL=…/stories260K.gguf \\
+    LLAMA_SERVER_BIN_PATH=…/run SPECULATION_MODEL=…/stories260K.gguf \\
         python -m pytest unit/test_chat_completion.py
+
+where ``run`` is a script, ``exec …/.venv/bin/python …/tools/as_llama_server.py "$@"``. To test a
+server that runs already, start it with this file and these flags:
+
+    --port 8080 --temp 0.8 --seed 42 --ctx-size 512 --parallel 2 --alias tinyllama-2
+
+and give pytest ``DEBUG_EXTERNAL=1 PORT=8080``.
 
 docs/endpoint.md says which of them pass, and why the others do not.
 """
@@ -42,6 +49,7 @@ def arguments(given: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in (*OURS, "temp", "seed", "chat-template"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--cors-origins", default="*")
     parser.add_argument("--no-ui", action="store_true")
     flags, _ = parser.parse_known_args(given)
     found = ["--model", os.environ["SPECULATION_MODEL"], "--no-browser"]
@@ -55,6 +63,8 @@ def arguments(given: list[str]) -> list[str]:
         with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
             file.write(CHATML if text.isalnum() else text)
         flags.chat_template_file = file.name
+    if flags.cors_origins != "localhost":  # which have access in any case
+        found += ["--allow-host", flags.cors_origins]
     given_values = vars(flags)
     for theirs, ours in OURS.items():
         value = given_values[theirs.replace("-", "_")]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from app.api.facts import legacy_logprobs, timings, token_logprobs, usage
-from app.api.json_text import finite
-from app.api.replies import answer, while_connected
+from app.api.body import Limited
+from app.api.facts import legacy_logprobs, times, timings, token_logprobs, usage
+from app.api.json_text import as_json
+from app.api.replies import Gathered, Shown, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
 from app.api.service import DONE, FINGERPRINT, Service, Stream
 from app.worker.messages import ChatRequest, Done, Event, Opening, Render, Tokens
@@ -25,12 +26,12 @@ from speculation.chat.reply_parser import (
     ReplyParser,
     joined,
 )
-from speculation.chat.tools import ToolFormat, tool_format
+from speculation.chat.tool_format import ToolFormat
 
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions")
@@ -42,7 +43,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions/input_tokens")
     async def count(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        found = await answer(service.backend, Render(request))
+        found = await while_connected(http, answer(service.backend, Render(request)))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.post("/v1/completions")
@@ -57,9 +58,9 @@ async def answered(reply: ChatReply | TextReply, http: Request) -> Response:
     """The answer to a call, as a stream if it asks for one."""
     if reply.asked.stream:
         await while_connected(http, reply.replies.start())
-        return Stream(reply.replies, reply.chunks())
+        return reply.stream_type(reply.replies, reply.chunks())
     await while_connected(http, reply.replies.finish())
-    return JSONResponse(finite(reply.whole()))
+    return await as_json(reply.whole)
 
 
 class _Reply:
@@ -67,6 +68,7 @@ class _Reply:
 
     kind: str
     chunk_kind: str
+    stream_type = Stream
     asked: ChatCompletion | Completion
 
     def __init__(
@@ -90,11 +92,14 @@ class _Reply:
         options = self.asked.stream_options
         if options is None or not options.include_usage:
             return []
-        return [self._chunk([], usage=usage(self.replies.choices), **self._timings())]
+        return [self._chunk([], **self._figures())]
 
-    def _timings(self) -> dict[str, Any]:
-        done = [choice.done for choice in self.replies.choices]
-        return {"timings": timings(done[0])} if len(done) == 1 and done[0] is not None else {}
+    def _figures(self) -> dict[str, Any]:
+        choices = self.replies.choices
+        found = {"usage": usage(choices, self.asked.n_choices)}
+        if len(choices) == 1 and choices[0].done is not None:
+            found["timings"] = timings(choices[0].done)
+        return found
 
 
 class ChatReply(_Reply):
@@ -106,25 +111,23 @@ class ChatReply(_Reply):
         self, service: Service, asked: ChatCompletion, requests: Sequence[ChatRequest]
     ) -> None:
         super().__init__(service, asked, requests)
-        uses_tools = bool(asked.tools) and asked.tool_choice != "none"
-        template = service.facts.tool_template
-        self._format: ToolFormat | None = tool_format(template) if uses_tools else None
+        self._format: ToolFormat | None = service.facts.tool_format if asked.uses_tools else None
 
     def whole(self) -> dict[str, Any]:
         choices = []
         for number, gathered in enumerate(self.replies.choices):
-            parser = ReplyParser(self._format, gathered.opening)
+            parser = ReplyParser(self._format, gathered.opening, self.asked.tools)
             deltas = joined([*parser.feed(gathered.text), *parser.finish()])
-            message, reason = message_of(deltas)
-            choice = {
-                "index": number,
-                "message": message,
-                "finish_reason": reason or _reason(gathered.done),
-            }
+            message, called = message_of(deltas)
+            reason = _reason(gathered.done, called is not None and not parser.in_call)
+            if self.asked.functions:
+                message, reason = _in_old_form(message), _OLD.get(reason, reason)
+            choice = {"index": number, "message": message, "finish_reason": reason}
             if self.asked.n_probs is not None:
-                choice["logprobs"] = {"content": token_logprobs(gathered.chances)}
+                shown = [token.chances for token in gathered.shown]
+                choice["logprobs"] = {"content": token_logprobs(shown)}
             choices.append(choice)
-        more: dict[str, Any] = {"usage": usage(self.replies.choices), **self._timings()}
+        more = self._figures()
         if self.asked.verbose:
             first = self.replies.choices[0]
             prompt = first.done.prompt if first.done is not None else ""
@@ -132,7 +135,7 @@ class ChatReply(_Reply):
         return {**self._head, "choices": choices, **more}
 
     async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
-        streams = [ChatStream(self._format) for _ in self.replies.choices]
+        streams = [ChatStream(self._format, self.asked) for _ in self.replies.choices]
         for number in range(len(streams)):
             delta = {"role": "assistant", "content": None}
             yield self._chunk([{"index": number, "delta": delta, "finish_reason": None}])
@@ -140,9 +143,11 @@ class ChatReply(_Reply):
             gathered = self.replies.choices[number]
             if self.asked.return_progress and (progress := gathered.progress(event)):
                 choice = {"index": number, "delta": {}, "finish_reason": None}
-                yield self._chunk([choice], prompt_progress=progress)
-            for choice in streams[number].take(event, self.asked.n_probs is not None):
-                yield self._chunk([{"index": number, **choice}])
+                more = times(gathered, self.asked)
+                yield self._chunk([choice], prompt_progress=progress, **more)
+            shown = gathered.shown if self.asked.n_probs is not None else None
+            for choice in streams[number].take(event, shown):
+                yield self._chunk([{"index": number, **choice}], **times(gathered, self.asked))
         for chunk in self._end():
             yield chunk
         yield DONE
@@ -151,32 +156,37 @@ class ChatReply(_Reply):
 class ChatStream:
     """The chunks of one choice."""
 
-    def __init__(self, format_: ToolFormat | None) -> None:
-        self._format = format_
-        self._parser = ReplyParser(format_)
+    def __init__(self, format_: ToolFormat | None, asked: ChatCompletion) -> None:
+        self._format, self._tools = format_, asked.tools
+        self._in_old_form = bool(asked.functions)
+        self._parser = ReplyParser(format_, tools=asked.tools)
         self._n_calls = 0
-        self._chances: list[Any] = []  # of tokens that have not appeared in a chunk yet
+        self._n_shown = 0  # tokens whose probabilities have appeared in a chunk
 
-    def take(self, event: Event, with_logprobs: bool) -> list[dict[str, Any]]:
+    def take(self, event: Event, shown: Sequence[Shown] | None = None) -> list[dict[str, Any]]:
+        """The chunks for an event. ``shown`` are the reply's tokens, if they give probabilities."""
         deltas: list[Delta] = []
         if isinstance(event, Opening):
-            self._parser = ReplyParser(self._format, event.mark)
+            self._parser = ReplyParser(self._format, event.mark, self._tools)
         elif isinstance(event, Tokens):
-            self._chances += event.chances
             deltas = self._parser.feed("".join(text for text, _ in event.pieces))
         elif isinstance(event, Done):
             deltas = self._parser.finish()
-            if with_logprobs and self._chances and not deltas:
+            if shown is not None and len(shown) > self._n_shown and not deltas:
                 deltas = [Content("")]
         choices = []
         for fields in map(self._fields, deltas):
+            if self._in_old_form:
+                fields = _in_old_form(fields)
             choice: dict[str, Any] = {"delta": fields, "finish_reason": None}
-            if with_logprobs:
-                choice["logprobs"] = {"content": token_logprobs(self._chances)}
-                self._chances = []
+            if shown is not None:
+                more = [token.chances for token in shown[self._n_shown :]]
+                choice["logprobs"] = {"content": token_logprobs(more)}
+                self._n_shown = len(shown)
             choices.append(choice)
         if isinstance(event, Done):
-            reason = "tool_calls" if self._n_calls else _reason(event)
+            reason = _reason(event, self._n_calls > 0 and not self._parser.in_call)
+            reason = _OLD.get(reason, reason) if self._in_old_form else reason
             choices.append({"delta": {}, "finish_reason": reason})
         return choices
 
@@ -219,8 +229,20 @@ def message_of(deltas: Sequence[Delta]) -> tuple[dict[str, Any], str | None]:
     return {**message, "content": content or None, "tool_calls": calls}, "tool_calls"
 
 
-def _reason(done: Done | None) -> str:
-    return "stop" if done is not None and done.finish_reason == "stop" else "length"
+def _reason(done: Done | None, has_calls: bool = False) -> str:
+    """Why a reply ended. ``has_calls`` if it has some, and they are complete."""
+    if done is None or done.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+_OLD = {"tool_calls": "function_call"}
+
+
+def _in_old_form(message: dict[str, Any]) -> dict[str, Any]:
+    """A message, or a part of one, whose call has the form that OpenAI's API had before tools."""
+    calls = message.pop("tool_calls", None)
+    return {**message, "function_call": calls[0]["function"]} if calls else message
 
 
 class TextReply(_Reply):
@@ -229,40 +251,52 @@ class TextReply(_Reply):
 
     def whole(self) -> dict[str, Any]:
         choices = [
-            self._choice(
-                number, self._echo(number) + gathered.text, gathered.chances, _reason(gathered.done)
-            )
-            for number, gathered in enumerate(self.replies.choices)
+            TextStream(number, request).choice(gathered.text, gathered, _reason(gathered.done))
+            for number, (request, gathered) in enumerate(self._all())
         ]
-        figures: Mapping[str, Any] = {"usage": usage(self.replies.choices), **self._timings()}
-        return {**self._head, "choices": choices, **figures}
+        return {**self._head, "choices": choices, **self._figures()}
 
     async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
-        for number in range(len(self.replies.choices)):
-            if self._echo(number):
-                yield self._chunk([self._choice(number, self._echo(number), [], None)])
+        streams = [TextStream(number, request) for number, (request, _) in enumerate(self._all())]
+        for stream, (request, gathered) in zip(streams, self._all(), strict=True):
+            if request.echo and request.logprobs is None:
+                yield self._chunk([stream.choice("", gathered)])
         async for number, event in self.replies.events():
+            stream, gathered = streams[number], self.replies.choices[number]
             if isinstance(event, Tokens):
                 text = "".join(text for text, _ in event.pieces)
-                yield self._chunk([self._choice(number, text, list(event.chances), None)])
+                yield self._chunk([stream.choice(text, gathered)])
             elif isinstance(event, Done):
-                yield self._chunk([self._choice(number, "", [], _reason(event))])
+                yield self._chunk([stream.choice("", gathered, _reason(event))])
         for chunk in self._end():
             yield chunk
         yield DONE
 
-    def _echo(self, number: int) -> str:
-        if not self.asked.echo:
-            return ""
-        return "".join(p for p in self.replies.requests[number].prompt if isinstance(p, str))
+    def _all(self) -> Iterable[tuple[ChatRequest, Gathered]]:
+        return zip(self.replies.requests, self.replies.choices, strict=True)
 
-    def _choice(
-        self, number: int, text: str, chances: list[Any], reason: str | None
-    ) -> dict[str, Any]:
-        has_logprobs = self.replies.requests[number].logprobs is not None and chances
+
+class TextStream:
+    """The chunks of one choice. Each has the tokens that came after the one before it; the first
+    begins with the prompt, if that is wanted."""
+
+    def __init__(self, number: int, request: ChatRequest) -> None:
+        self._number, self._has_logprobs = number, request.logprobs is not None
+        self._echo = request.echo or ""
+        self._at = len(self._echo)  # the character at which the reply goes on
+        self._n_prompt = self._n_shown = 0  # tokens of the prompt and the reply that have appeared
+
+    def choice(self, text: str, gathered: Gathered, reason: str | None = None) -> dict[str, Any]:
+        text, self._echo = self._echo + text, ""
+        prompt, shown = gathered.prompt[self._n_prompt :], gathered.shown[self._n_shown :]
+        self._n_prompt, self._n_shown = len(gathered.prompt), len(gathered.shown)
+        # The prompt's tokens may have more than its text, at the start: BOS, or a space.
+        start = self._at - sum(len(token.text) for token in prompt)
+        self._at += sum(len(token.text) for token in shown)
+        tokens = [*prompt, *shown]
         return {
-            "index": number,
+            "index": self._number,
             "text": text,
-            "logprobs": legacy_logprobs(chances) if has_logprobs else None,
+            "logprobs": legacy_logprobs(tokens, start) if self._has_logprobs and tokens else None,
             "finish_reason": reason,
         }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from reprlib import Repr
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,6 +19,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",
@@ -23,8 +27,14 @@ _TYPES = {
 _STATUS = {"invalid": 400, "too long": 400, "no model": 503, "busy": 503, "late": 504, "error": 500}
 
 
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 60
+repr_of = _repr.repr  # looks at the beginning alone: a value may have 64 MB
+
+
 class ApiError(Exception):
-    """A request that gets no reply. ``facts`` are further fields of the error."""
+    """A request that gets no reply. ``facts`` are further fields of the error, such as ``param``,
+    the request's field that is wrong."""
 
     def __init__(self, message: str, status: int = 400, **facts: Any) -> None:
         super().__init__(message)
@@ -36,15 +46,16 @@ class ApiError(Exception):
     def of(cls, failed: Failed) -> ApiError:
         """The error for a job that failed."""
         message, status = failed.flags_message or failed.message, _STATUS[failed.kind]
-        if failed.kind == "too long":
+        if failed.kind == "too long":  # clients look for these words, or for OpenAI's code
             return cls(
-                message,
+                f"The request exceeds the available context size: {message}",
                 status,
                 type="exceed_context_size_error",
+                code="context_length_exceeded",
                 n_prompt_tokens=failed.requested,
                 n_ctx=failed.available,
             )
-        return cls(message, status)
+        return cls(message, status, param=failed.param)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -65,18 +76,42 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(error_body(_worded(error), 400), 400)
+        message, param = _worded(error)
+        return JSONResponse(error_body(message, 400, param=param), 400)
 
     @app.exception_handler(HTTPException)
     async def failed(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(error_body(str(error.detail), error.status_code), error.status_code)
+        body = error_body(str(error.detail), error.status_code)
+        return JSONResponse(body, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_body(f"unexpected {type(error).__name__}: {error}", 500), 500)
 
 
-def _worded(error: RequestValidationError) -> str:
-    """What is wrong with which field, for the first few of them."""
+def _worded(error: RequestValidationError) -> tuple[str, str | None]:
+    """What is wrong with which fields, for the first few of them, and the name of the first."""
     found = []
-    for one in error.errors()[:3]:
+    errors = error.errors()[:3]
+    for one in errors:
+        if one["type"] == "json_invalid":
+            reason = one.get("ctx", {}).get("error", one["msg"])
+            return f"the body is not JSON: {reason} at character {one['loc'][-1]}", None
         where = ".".join(str(part) for part in one["loc"] if part != "body")
-        value = f" (got {one['input']!r:.60})" if one["type"] != "missing" else ""
+        value = f" (got {repr_of(one['input']):.60})" if one["type"] != "missing" else ""
         found.append(f"{where or 'the body'}: {one['msg']}{value}")
-    return "; ".join(found)
+    return "; ".join(found), _param(errors[0]["loc"][1:])
+
+
+def _param(where: Sequence[str | int]) -> str | None:
+    """A field as OpenAI names it, ``messages[0].role``. What follows a field of several types is
+    one of these: ``stop.list[str]``."""
+    name = ""
+    for part in where:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part in ("str", "int", "float", "bool") or not re.fullmatch("[a-z_][a-z0-9_]*", part):
+            break
+        else:
+            name += f".{part}" if name else part
+    return name or None

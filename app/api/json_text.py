@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+from collections.abc import Callable
 from typing import Any
+
+from fastapi.responses import Response
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -14,6 +18,13 @@ def dumps(value: Any) -> str:
         return _encode(value)
     except ValueError:  # an infinity, which is rare
         return _encode(finite(value))
+
+
+async def as_json(make: Callable[[], Any]) -> Response:
+    """What ``make`` returns, made and written in a thread: the probabilities of a long reply take
+    seconds, in which other calls go on."""
+    text = await asyncio.to_thread(lambda: dumps(make()))
+    return Response(text, media_type="application/json")
 
 
 def finite(value: Any) -> Any:

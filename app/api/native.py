@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from app.api.body import Limited
 from app.api.errors import ApiError, error_body
-from app.api.facts import native_probs, timings
-from app.api.json_text import finite
+from app.api.facts import native_probs, times, timings
+from app.api.json_text import as_json, dumps, finite
 from app.api.replies import Replies, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
 from app.api.service import FINGERPRINT, Service, Stream
@@ -30,25 +32,34 @@ from speculation.sampling import SamplingParams
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.get("/health")
     @router.get("/v1/health")
     async def health() -> Response:
         try:
-            service.model()
+            if not service.is_asleep:
+                service.model()
         except ApiError as error:
             return JSONResponse(error_body(error.message, 503), 503)
+        status = service.backend.status()
+        if status.is_down:
+            return JSONResponse(error_body(status.error or "the model is being loaded", 503), 503)
         return JSONResponse({"status": "ok"})
 
     @router.get("/v1/models")
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        model = service.model()
-        return {"object": "list", "data": [_model(service, model)]}
+        others = await service.models.others() if service.models else []
+        if service.is_asleep:
+            return {"object": "list", "data": others}
+        return {"object": "list", "data": [_model(service, service.model()), *others]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
+        others = await service.models.others() if service.models else []
+        if found := [one for one in others if one["id"] == name]:
+            return found[0]
         loaded = service.model()
         if name != service.name():
             raise ApiError(f"no model {name!r:.80} is loaded; this is {service.name()}", 404)
@@ -99,40 +110,52 @@ def routes(service: Service) -> APIRouter:
         ]
 
     @router.post("/tokenize")
-    async def tokenize(asked: Tokenization) -> dict[str, Any]:
-        question = Tokenize(asked.content, asked.add_special, asked.parse_special)
-        tokens = (await answer(service.backend, question)).tokens
-        if not asked.with_pieces:
-            return {"tokens": [token for token, _ in tokens]}
-        return {"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in tokens]}
+    async def tokenize(asked: Tokenization, http: Request) -> Response:
+        question = Tokenize(
+            asked.content, asked.add_special, asked.parse_special, asked.with_pieces
+        )
+        found = (await while_connected(http, answer(service.backend, question))).tokens
+        # In a thread, and by hand: FastAPI looks at each item of a list, for seconds.
+        return await asyncio.to_thread(_tokens, found, asked.with_pieces)
 
     @router.post("/detokenize")
-    async def detokenize(asked: Detokenization) -> dict[str, Any]:
+    async def detokenize(asked: Detokenization, http: Request) -> dict[str, Any]:
         n_vocab = service.facts.n_vocab
         unknown = [token for token in asked.tokens if not 0 <= token < n_vocab]
         if unknown:
             raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
-        found = await answer(service.backend, Detokenize(tuple(asked.tokens)))
+        question = Detokenize(tuple(asked.tokens))
+        found = await while_connected(http, answer(service.backend, question))
         return {"content": found.text}
 
     @router.post("/apply-template")
     async def apply_template(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        return {"prompt": (await answer(service.backend, Render(request))).text}
+        found = await while_connected(http, answer(service.backend, Render(request)))
+        return {"prompt": found.text}
 
     @router.post("/completion")
     @router.post("/completions")
     async def complete(asked: Completion, http: Request) -> Response:
-        requests, is_list = await service.completion_requests(asked, http)
-        replies = service.replies([replace(request, show_prompt=True) for request in requests])
-        if asked.stream:
-            await while_connected(http, replies.start())
-            return Stream(replies, _chunks(service, asked, replies))
-        await while_connected(http, replies.finish())
-        found = [_whole(service, asked, replies, number) for number in range(len(requests))]
-        return JSONResponse(finite(found if is_list else found[0]))
+        return await completed(service, asked, http)
 
     return router
+
+
+async def completed(service: Service, asked: Completion, http: Request) -> Response:
+    """The answer to a completion, in llama-server's form."""
+    requests, is_list = await service.completion_requests(asked, http)
+    replies = service.replies([replace(request, show_prompt=True) for request in requests])
+    if asked.stream:
+        await while_connected(http, replies.start())
+        return Stream(replies, _chunks(service, asked, replies))
+    await while_connected(http, replies.finish())
+
+    def whole() -> Any:
+        found = [_whole(service, asked, replies, number) for number in range(len(requests))]
+        return found if is_list else found[0]
+
+    return await as_json(whole)
 
 
 async def _chunks(
@@ -144,7 +167,7 @@ async def _chunks(
         gathered = replies.choices[number]
         if asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
-            yield {**head, "prompt_progress": progress}
+            yield {**head, "prompt_progress": progress, **times(gathered, asked)}
         if isinstance(event, Tokens):
             for part in _parts(event):
                 chunk: dict[str, Any] = {
@@ -155,6 +178,7 @@ async def _chunks(
                     "id_slot": number,
                     "tokens_predicted": len(gathered.ids),
                     "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
+                    **times(gathered, asked),
                 }
                 if part.chances:
                     chunk["completion_probabilities"] = native_probs(
@@ -264,6 +288,15 @@ def _model(service: Service, loaded: LoadedModel) -> dict[str, Any]:
             "size": service.facts.n_bytes,
         },
     }
+
+
+def _tokens(found: Sequence[tuple[int, bytes]], with_pieces: bool) -> Response:
+    parts = []
+    for start in range(0, len(found), 1000):  # others run in between
+        part = found[start : start + 1000]
+        tokens = [{"id": token, "piece": _piece(piece)} for token, piece in part]
+        parts.append(dumps(tokens if with_pieces else [token for token, _ in part])[1:-1])
+    return Response(f'{{"tokens":[{",".join(parts)}]}}', media_type="application/json")
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -1,26 +1,116 @@
-"""Requests of the endpoint, as pydantic models. Fields that are not named here are ignored."""
+"""Requests of the endpoint, as pydantic models. Fields that are not named here are ignored, unless
+they would change the text (``REFUSED``)."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import secrets
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictInt, model_validator
 
 from app.api.errors import ApiError
+from app.worker.wording import REQUEST
+from speculation.chat.template import THINKING
 
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
-MOST_TOKENS = 2**22  # to split a text into, or to join; more hold up other requests
+# More of these hold up other requests.
+MOST_TOKENS = 2**20  # to join, or characters to split into them …
+MOST_WITH_PIECES = 2**18  # … with the text of each
+MOST_PROMPTS = 512
+MOST_MESSAGES = 2**14
+MOST_PARTS = 1024  # of a message
+MOST_TOOLS = 1024
+MOST_STOPS, LONGEST_STOP = 128, 500
+MOST_BREAKERS = 16  # each is compared with the whole vocabulary
+MOST_BIASES = 1024
+
+# Fields of other servers that would change the text and are not supported, each with the highest
+# value that changes nothing.
+REFUSED: Mapping[str, float] = {
+    # llama-server
+    "dynatemp_range": 0,
+    "top_n_sigma": 0,
+    "adaptive_target": -1,
+    "min_keep": 0,
+    "grammar_lazy": 0,
+    "lora": 0,
+    "image_data": 0,
+    # OpenAI
+    "audio": 0,
+    "web_search_options": 0,
+    # vLLM and SGLang
+    "stop_token_ids": 0,
+    "allowed_token_ids": 0,
+    "bad_words": 0,
+    "no_repeat_ngram_size": 0,
+    "use_beam_search": 0,
+    "chat_template": 0,
+    "documents": 0,
+    "truncate_prompt_tokens": 0,
+    "structured_outputs": 0,
+}
+_INSTEAD = {
+    "structured_outputs": "give json_schema, regex or grammar",
+    **dict.fromkeys(("stop_token_ids", "bad_words"), "give stop or logit_bias"),
+    "allowed_token_ids": "give logit_bias or grammar",
+}
+
+# Names of vLLM and SGLang for fields that are here.
+_SAME = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+    "min_new_tokens": "min_tokens",
+}
+
+# llama-server's samplers in the only order there is here, its letters for them, and the settings
+# that turn them off.
+SAMPLERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "penalties": (
+        "e",
+        {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    ),
+    "dry": ("d", {"dry_multiplier": 0.0}),
+    "top_n_sigma": ("s", {}),
+    "top_k": ("k", {"top_k": 0}),
+    "typ_p": ("y", {"typical_p": 1.0}),
+    "top_p": ("p", {"top_p": 1.0}),
+    "min_p": ("m", {"min_p": 0.0}),
+    "xtc": ("x", {"xtc_probability": 0.0}),
+    "temperature": ("t", {"temperature": 1.0}),
+    "infill": ("i", {}),
+}
 
 
 def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[str], BeforeValidator(_listed)]
+Stops = Annotated[
+    list[Annotated[str, Field(max_length=LONGEST_STOP)]],
+    Field(max_length=MOST_STOPS),
+    BeforeValidator(_listed),
+]
+
+
+def _bias(value: Any) -> Any:
+    """llama-server's false, and null, forbid a token."""
+    if value is None or value is False:
+        return -math.inf
+    if value is True or (isinstance(value, int) and abs(value) > 2**63):
+        raise ValueError("give a number, or false to forbid the token")
+    return value
+
+
+Bias = Annotated[float, BeforeValidator(_bias)]
+TextBiases = Annotated[dict[str, Bias], Field(max_length=MOST_BIASES)]
+ListedBiases = Annotated[list[tuple[StrictInt | str, Bias]], Field(max_length=MOST_BIASES)]
 
 
 class Posted(BaseModel):
@@ -35,17 +125,22 @@ class Posted(BaseModel):
 
 
 class Speculation(Posted, extra="allow"):
-    """How drafts are made: a method and its parameters, as on the command line."""
+    """How drafts are made: a method and its parameters, as on the command line.
 
-    method: str = "auto"
+    memory  whether to draft from earlier texts, and to keep this one for later ones
+    """
 
-    def spelled(self) -> str:
-        """As ``parse_method`` takes it."""
-        given = self.model_extra or {}
+    method: str | None = None
+    memory: bool = True
+
+    def spelled(self, default: str) -> str:
+        """As ``parse_method`` takes it; ``default`` is the method if none is named."""
+        given, method = self.model_extra or {}, self.method
         if not given:
-            return self.method
+            return default if method is None else method
+        method = "auto" if method is None else method
         pairs = ",".join(f"{name}={_value(value)}" for name, value in given.items())
-        return f"{self.method}{',' if ':' in self.method else ':'}{pairs}"
+        return f"{method}{',' if ':' in method else ':'}{pairs}"
 
 
 def _value(value: Any) -> str:
@@ -55,13 +150,62 @@ def _value(value: Any) -> str:
         return "+".join(str(item) for item in value)
     if isinstance(value, int | float | str):
         return str(value)
-    raise ApiError(f"a parameter of speculation is {value!r:.60}; give a number, text or boolean")
+    raise ApiError(
+        f"a parameter of speculation is {value!r:.60}; give a number, text or boolean",
+        param="speculation",
+    )
+
+
+class JsonSchema(Posted):
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool = False
+
+
+class ResponseFormat(Posted):
+    """The form of a reply. OpenAI has the schema in ``json_schema.schema``; llama-server has it in
+    ``schema``, of the type ``json_object`` or ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether no part of the schema may be left out."""
+        return self.json_schema is not None and self.json_schema.strict
+
+    @property
+    def required(self) -> dict[str, Any] | bool | None:
+        """The schema that the reply must have, if any."""
+        if self.type == "text":
+            return None
+        given = self.schema_ if self.json_schema is None else self.json_schema.schema_
+        if given is not None:
+            return given
+        if self.type == "json_schema":
+            raise ApiError(
+                "response_format has type json_schema but no schema; give one as "
+                '"json_schema": {"schema": …}',
+                param="response_format",
+            )
+        return {"type": "object"}
+
+
+class StreamOptions(Posted):
+    include_usage: bool = False
 
 
 class Sampling(Posted):
     """What OpenAI's and llama-server's requests have in common. None = the server's default."""
 
     stream: bool = False
+    stream_options: StreamOptions | None = None
+    model: str | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    n_cmpl: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -72,61 +216,105 @@ class Sampling(Posted):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
     repeat_last_n: int | None = None
     dry_multiplier: float | None = None
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=MOST_BREAKERS)
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    samplers: list[str] | str | None = None
     seed: int | None = None
-    stop: Texts = []
-    logit_bias: dict[str, float | Literal[False]] | list[tuple[int | str, Any]] | None = None
+    stop: Stops = []
+    logit_bias: TextBiases | ListedBiases | None = None
     ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
     grammar: str | None = None
-    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    guided_choice: list[str] = Field([], max_length=MOST_PARTS)
+    json_schema: dict[str, Any] | bool | str | None = None
+    response_format: ResponseFormat | None = None
     speculation: Speculation = Speculation()
+    cache_prompt: bool = True
+    t_max_predict_ms: float = 0.0
+    n_indent: int = Field(0, ge=0)
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool = False
-    # What would change the text and is not done here is refused.
-    dynatemp_range: float = 0.0
-    top_n_sigma: float = -1.0
-    adaptive_target: float = -1.0
-    lora: list[Any] = []
 
-    @model_validator(mode="after")
-    def _is_done_here(self) -> Sampling:
-        if self.dynatemp_range > 0 or self.top_n_sigma > 0 or self.adaptive_target >= 0:
-            raise ValueError("dynatemp_range, top_n_sigma and adaptive_target are not supported")
-        if self.lora:
-            raise ValueError("lora is not supported")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_words(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, highest in REFUSED.items():
+            value = given.get(name)
+            is_low = isinstance(value, int | float) and value <= highest
+            if not (is_low or value is None or value in ("", [], {})):
+                instead = _INSTEAD.get(name, "leave it out")
+                raise ApiError(f"{name} is not supported; {instead}", param=name)
+        if given.get("modalities") not in (None, [], ["text"]):
+            raise ApiError('modalities other than "text" are not supported', param="modalities")
+        return {_SAME.get(name, name): value for name, value in given.items()}
+
+    @property
+    def n_choices(self) -> int:
+        """Replies to each prompt."""
+        return self.n_cmpl or self.n
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a reply; None and -1 mean no limit."""
+        given = (self.n_predict, self.max_completion_tokens, self.max_tokens)
+        limit = next((n for n in given if n is not None), -1)
+        if limit < -1:
+            raise ApiError(
+                f"max_tokens is {limit}; give 0 or more, or -1 for no limit", param="max_tokens"
+            )
+        return None if limit == -1 else limit
 
     def sampling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of ``SamplingParams``, but for ``logit_bias``; a missing seed is drawn."""
-        names = {
-            "repeat_last_n": "penalty_last_n",
-            "dry_penalty_last_n": "dry_last_n",
-            "dry_sequence_breakers": "dry_breakers",
-        }
+        """Fields of ``SamplingParams``, but for ``logit_bias``; a missing seed is drawn.
+
+        Raises ApiError.
+        """
+        names = {ours: name for name, ours in REQUEST.items()}
         fields = (
             "temperature top_p top_k min_p typical_p xtc_probability xtc_threshold "
             "presence_penalty frequency_penalty repeat_penalty repeat_last_n dry_multiplier "
             "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat "
-            "mirostat_tau mirostat_eta grammar json_schema"
+            "mirostat_tau mirostat_eta min_tokens grammar regex json_schema"
         ).split()
         given = self.model_dump(include=set(fields)).items()
         known = {names.get(name, name): value for name, value in given if value is not None}
+        if self.repetition_penalty is not None:  # of the whole text, in other programs
+            known = {
+                "repeat_penalty": self.repetition_penalty,
+                "penalty_last_n": -1,
+                **known,
+            }
         found = {**defaults, **known}
         if "dry_breakers" in found:
             found["dry_breakers"] = tuple(found["dry_breakers"])
         if not found.get("grammar"):
             found.pop("grammar", None)
+        if self.guided_choice:
+            found["regex"] = "|".join(map(re.escape, self.guided_choice))
+        if self.response_format is not None:
+            schema = self.response_format.required
+            if schema is not None:
+                found["json_schema"] = schema
+        if "grammar" in found and "json_schema" in found:
+            raise ApiError(
+                "grammar and a JSON schema exclude each other; give one", param="grammar"
+            )
         if found["temperature"] < 0:  # llama-server: greedy
             found["temperature"] = 0.0
+        if self.samplers is not None:
+            found.update(_turned_off(self.samplers))
         seed = self.seed if self.seed is not None else defaults.get("seed", -1)
         found["seed"] = secrets.randbelow(2**32 - 1) if seed < 0 else seed % (2**32 - 1)
         return found
@@ -137,127 +325,136 @@ class Sampling(Posted):
             return []
         given = self.logit_bias
         pairs = given.items() if isinstance(given, dict) else given
-        found: list[tuple[int | str, float]] = []
-        for key, bias in pairs:
-            token = int(key) if isinstance(key, str) and key.isdecimal() else key
-            value = float("-inf") if bias is False or bias is None else float(bias)
-            found.append((token, value))
-        return found
+        return [(_token(key), value) for key, value in pairs]
 
 
-class JsonSchema(Posted):
-    schema_: dict[str, Any] = Field(alias="schema")
+def _token(key: int | str) -> int | str:
+    """A token's id, which may be written as a text; any other text as it is."""
+    if isinstance(key, str) and key.isdecimal() and len(key) < 12:
+        return int(key)
+    return key
 
 
-class ResponseFormat(Posted):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+def _turned_off(samplers: Sequence[str] | str) -> dict[str, float]:
+    """The settings that leave only ``samplers`` on: names, or a text of letters. Raises ApiError.
 
-    @property
-    def required(self) -> dict[str, Any] | None:
-        """The schema that the reply must have, if any."""
-        if self.type == "text":
-            return None
-        if self.type == "json_schema":
-            if self.json_schema is None:
-                raise ApiError("response_format has type json_schema but no json_schema; give one")
-            return self.json_schema.schema_
-        return self.schema_ if self.schema_ is not None else {"type": "object"}
+    Their order cannot be changed.
+    """
+    letters = {letter: name for name, (letter, _) in SAMPLERS.items()}
+    given = [letters.get(one, one) for one in samplers]
+    given = ["typ_p" if one == "typical_p" else one for one in given]
+    kept = [name for name in SAMPLERS if name in given]
+    if given != kept:
+        raise ApiError(
+            f"samplers is {samplers!r:.200}, but the order here is {', '.join(SAMPLERS)}; give "
+            "some of these in this order",
+            param="samplers",
+        )
+    off: dict[str, float] = {}
+    if "infill" in given:  # it keeps tokens from a probability of 0.2 on, which is nearly this
+        off["min_p"] = 0.2
+    for name, (_, settings) in SAMPLERS.items():
+        if name not in given:
+            off = {**settings, **off}
+    return off
 
 
 class ContentPart(Posted):
-    type: str
+    type: str = "text"
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
 
-def _content(value: Any) -> Any:
-    """The text of a content that may come in parts."""
-    if isinstance(value, list):
-        parts = [ContentPart.model_validate(part) for part in value]
-        for part in parts:
-            if part.type not in ("text", "input_text", "refusal") or part.text is None:
-                raise ValueError(f"a part of type {part.type!r} is not supported; send text")
-        return "\n".join(part.text or "" for part in parts)
-    return value
+Content = str | list[ContentPart | str] | dict[str, Any]
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+_SOUNDS = ("audio", "input_audio")
 
 
-class FunctionCall(Posted):
-    name: str
-    arguments: str = "{}"
-
-
-class ToolCall(Posted):
-    id: str = ""
-    type: str = "function"
-    function: FunctionCall
+def _text_of(
+    content: Content | None, *, is_new: bool = True, between: str = "\n"
+) -> tuple[str, str]:
+    """The text and the reasoning of a content, with ``between`` between its parts. ``is_new``
+    refuses what is no text; in an old turn a note takes its place, for the conversation could not
+    go on otherwise."""
+    if isinstance(content, dict):
+        return json.dumps(content, ensure_ascii=False), ""
+    if not isinstance(content, list):
+        return content or "", ""
+    if len(content) > MOST_PARTS:
+        raise ApiError(f"a message has {len(content)} parts; give at most {MOST_PARTS}")
+    texts, thoughts = [], []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        text = part.refusal if part.text is None else part.text
+        if part.type in _THOUGHTS:
+            thoughts.append(part.thinking or text or "")
+        elif part.type in _TEXTS and text is not None:
+            texts.append(text)
+        elif is_new or part.type in _SOUNDS or part.type in _TEXTS:
+            raise ApiError(
+                f"a part of type {part.type!r:.40} is not supported: models read text alone here; "
+                f"send text"
+            )
+        else:
+            texts.append(f"[{part.type.removesuffix('_url').removeprefix('input_')} left out]")
+    return between.join(texts), "\n".join(thoughts)
 
 
 class Message(Posted):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content)] = None
-    tool_calls: list[ToolCall] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message of the role {self.role} needs content")
-        return self
-
-    def given(self) -> dict[str, Any]:
-        """The message as the chat template gets it."""
-        found = self.model_dump(exclude_none=True)
-        return {"content": "", **found} if self.content is None else found
-
-
-class Function(Posted):
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = {}
+    def given(self, *, is_new: bool = False) -> dict[str, Any]:
+        """The message as the engine gets it. ``is_new`` if it is what a reply is asked for."""
+        between = "\n\n" if self.role == "assistant" else "\n"  # as llama-server
+        text, thoughts = _text_of(self.content, is_new=is_new, between=between)
+        other = self.reasoning if isinstance(self.reasoning, str) else ""
+        reasoning = self.reasoning_content or other or thoughts
+        found = self.model_dump(exclude_none=True, exclude={"content", "reasoning", "refusal"})
+        found["content"] = text or self.refusal or ""
+        return {**found, "reasoning_content": reasoning} if reasoning else found
 
 
-class Tool(Posted):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Posted):
-    name: str
-
-
-class NamedTool(Posted):
-    type: Literal["function"]
-    function: NamedFunction
+def _joined_parts(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return _text_of([ContentPart.model_validate(part) for part in value])[0]
 
 
 class Prediction(Posted):
     type: Literal["content"] = "content"
-    content: Annotated[str, BeforeValidator(_content)]
-
-
-class StreamOptions(Posted):
-    include_usage: bool = False
+    content: Annotated[str, BeforeValidator(_joined_parts)]
 
 
 class ChatCompletion(Sampling):
-    """``/v1/chat/completions``."""
+    """``/v1/chat/completions``. ``functions`` and ``function_call`` are the old names of ``tools``
+    and ``tool_choice``."""
 
-    messages: list[Message] = Field(min_length=1)
-    model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
-    response_format: ResponseFormat | None = None
-    stream_options: StreamOptions | None = None
-    tools: list[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tools: list[dict[str, Any]] = Field([], max_length=MOST_TOOLS)
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    functions: list[dict[str, Any]] = []
+    function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
+    enable_thinking: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -268,18 +465,68 @@ class ChatCompletion(Sampling):
             raise ValueError(
                 "add_generation_prompt and continue_final_message exclude each other; set one"
             )
-        roles = [message.role for message in self.messages]
-        if any(a == b == "assistant" for a, b in pairwise(roles)):
-            raise ValueError("two messages of the assistant follow each other; join them")
+        if self.add_generation_prompt is False and self.messages[-1].role != "assistant":
+            raise ValueError(
+                "add_generation_prompt can be false only if the last message is the assistant's"
+            )
+        for name in THINKING:
+            value = self.chat_template_kwargs.get(name)
+            if value is not None and not isinstance(value, bool):
+                field = f"chat_template_kwargs.{name}"
+                raise ApiError(f"{field} is {value!r:.60}; give true or false", param=field)
+        if self.functions and not self.tools:
+            self.tools = [{"type": "function", "function": each} for each in self.functions]
+            self.parallel_tool_calls = False
+            if isinstance(self.function_call, dict):
+                self.tool_choice = {"type": "function", "function": self.function_call}
+            elif self.function_call is not None:
+                self.tool_choice = self.function_call
         return self
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the reply may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def conversation(self) -> tuple[dict[str, Any], ...]:
+        """The messages as the engine gets them. Raises ApiError for what is no text in a turn that
+        is not answered yet."""
+        roles = [message.role for message in self.messages]
+        new = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else 0
+        return tuple(
+            message.given(is_new=message.role == "user" and number >= new)
+            for number, message in enumerate(self.messages)
+        )
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning, by any of the names that programs have for it."""
+        for limit in (
+            self.thinking_budget_tokens,
+            self.reasoning_budget_tokens,
+            self.reasoning_budget,
+        ):
+            if limit is not None:
+                return limit if limit >= 0 else None
+        return None
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether to reason; None = the model's default."""
+        if self.reasoning_effort == "none" or self.thinking_budget == 0:
+            return False
+        return self.enable_thinking
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """More variables for the chat template."""
+        effort = self.reasoning_effort
+        known = {} if effort in (None, "none") else {"reasoning_effort": effort}
+        return {**known, **self.chat_template_kwargs}
 
     @property
     def n_probs(self) -> int | None:
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
-
-    @property
-    def limit(self) -> int | None:
-        return limited(self.max_completion_tokens if self.max_tokens is None else self.max_tokens)
 
 
 class JsonPrompt(Posted):
@@ -293,7 +540,9 @@ class JsonPrompt(Posted):
         return self
 
 
-Prompt = str | JsonPrompt | list[int | str]
+Parts = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
+Prompt = str | JsonPrompt | Parts
+Prompts = Annotated[list[str | Parts | JsonPrompt], Field(max_length=MOST_TOKENS)]
 
 
 def prompts_of(prompt: Prompt | list[Any]) -> tuple[list[tuple[str | int, ...]], bool]:
@@ -312,43 +561,30 @@ def _parts(prompt: Any) -> tuple[str | int, ...]:
     return (prompt,) if isinstance(prompt, str) else tuple(prompt)
 
 
-def limited(n: int | None) -> int | None:
-    """A limit on tokens, where none and -1 mean no limit."""
-    if n is None or n == -1:
-        return None
-    if n < 0:
-        raise ApiError(f"max_tokens is {n}; give at least 1, or -1 for no limit")
-    return max(1, n)
-
-
 class Completion(Sampling):
     """``/v1/completions``, and llama-server's ``/completion``."""
 
-    prompt: Prompt | list[str | list[int | str] | JsonPrompt]
-    model: str | None = None
-    max_tokens: int | None = None
-    n_predict: int | None = None
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
-    n_cmpl: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    prompt: Prompt | Prompts
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     n_probs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
     suffix: str | None = None
-    best_of: int | None = None
-    stream_options: StreamOptions | None = None
+    best_of: int = 1
     return_tokens: bool = False
-    response_fields: list[str] = []
+    response_fields: list[str] = Field([], max_length=MOST_PARTS)
     post_sampling_probs: bool = False
 
     @model_validator(mode="after")
     def _is_possible(self) -> Completion:
         if self.suffix:
             raise ValueError("suffix is not supported: models are asked to continue a text")
+        if self.best_of > self.n_choices:
+            raise ApiError(
+                f"best_of is {self.best_of}, but all {self.n_choices} texts that are written are "
+                "given; set n, and choose among them",
+                param="best_of",
+            )
         return self
-
-    @property
-    def limit(self) -> int | None:
-        return limited(self.max_tokens if self.n_predict is None else self.n_predict)
 
 
 class Tokenization(Posted):
@@ -356,6 +592,12 @@ class Tokenization(Posted):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Tokenization:
+        if self.with_pieces and len(self.content) > MOST_WITH_PIECES:
+            raise ValueError(f"with_pieces takes at most {MOST_WITH_PIECES} characters of content")
+        return self
 
 
 class Detokenization(Posted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +13,27 @@ from uuid import uuid4
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
-from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
+from app.api.schemas import (
+    LONGEST_STOP,
+    MOST_BIASES,
+    MOST_PROMPTS,
+    ChatCompletion,
+    Completion,
+    Sampling,
+    prompts_of,
+)
+from app.api.switching import Models
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
+from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
+PING_SECONDS = 2.0  # clients and proxies give up a stream that stays silent
 # llama-server's, so that its clients get the same texts.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -36,6 +47,7 @@ class Service:
     method      the method where a request names none
     max_tokens  of a reply, whatever the request says; None = the context
     seconds     that a call may take
+    models      which one answers; None = the loaded one, whatever a call names
     """
 
     backend: Backend
@@ -44,11 +56,14 @@ class Service:
     method: str = "auto"
     max_tokens: int | None = None
     seconds: float = 3600.0
+    models: Models | None = None
 
     def model(self) -> LoadedModel:
         """The loaded model. Raises ApiError while there is none."""
         status = self.backend.status()
         if status.model is None:
+            if self.is_asleep:
+                raise ApiError("the model was idle and is unloaded; a call for text loads it", 503)
             if status.loading is not None or status.error is None:
                 raise ApiError("the model is being loaded; try again soon", 503)
             raise ApiError(f"no model is loaded: {status.error}", 503)
@@ -61,71 +76,119 @@ class Service:
 
     def name(self) -> str:
         """The model's name in answers."""
-        return self.alias or Path(self.model().spec.model).name
+        model = self.model().spec.model
+        return self.models.name(model) if self.models else self.alias or Path(model).name
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model was freed because nobody used it."""
+        return self.models is not None and self.models.is_asleep
+
+    async def take_model(self, asked: str | None, http: Request) -> None:
+        """Wait for the model that a call names. Raises ApiError if it cannot be loaded."""
+        if self.models is not None:
+            await self.models.take(asked, http)
 
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
+        await self.take_model(asked.model, http)
         sampling = await self._sampling(asked)
-        if asked.response_format is not None:
-            schema = asked.response_format.required
-            if schema is not None:
-                sampling = {**sampling, "json_schema": schema}
-        choice = asked.tool_choice
         request = ChatRequest(
             uuid4().hex,
-            tuple(message.given() for message in asked.messages),
-            self._method(asked),
+            asked.conversation(),
+            asked.speculation.spelled(self.method),
             sampling,
             self._limit(asked.limit),
-            thinking=False if asked.reasoning_effort == "none" else None,
+            thinking=asked.thinking,
             leave_out=False,
             stop=tuple(asked.stop),
             logprobs=asked.n_probs,
-            tools=tuple(tool.model_dump() for tool in asked.tools),
-            tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+            tools=tuple(asked.tools),
+            tool_choice=asked.tool_choice,
             parallel_tool_calls=asked.parallel_tool_calls,
-            template_kwargs=asked.chat_template_kwargs,
+            template_kwargs=asked.template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
             prediction=asked.prediction.content if asked.prediction is not None else "",
-            memory=memory_of(http),
+            memory=memory_of(http) if asked.speculation.memory else None,
             show_prompt=asked.verbose,
+            strict=asked.response_format is not None and asked.response_format.is_strict,
+            thinking_budget=asked.thinking_budget,
+            reuse=asked.cache_prompt,
+            predict_seconds=asked.t_max_predict_ms / 1000,
+            n_indent=asked.n_indent,
         )
-        return _repeated(request, asked.n)
+        self._check_size(request)
+        return _repeated(request, asked.n_choices)
 
     async def completion_requests(
         self, asked: Completion, http: Request
     ) -> tuple[list[ChatRequest], bool]:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
+        await self.take_model(asked.model, http)
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
-        n_probs = asked.n_probs or None
+        n = asked.n_choices
+        n_probs = asked.n_probs or None if asked.logprobs is None else asked.logprobs
+        # A prompt's probabilities need no drafts, whose heads would read its states, too.
+        method = "ar" if asked.echo and n_probs is not None else self.method
+        if n * len(prompts) > MOST_PROMPTS:
+            raise ApiError(
+                f"the body asks for {n * len(prompts)} texts; ask for at most {MOST_PROMPTS}",
+                param="prompt",
+            )
         requests = [
             ChatRequest(
                 uuid4().hex,
                 (),
-                self._method(asked),
+                asked.speculation.spelled(method),
                 sampling,
                 self._limit(asked.limit),
                 leave_out=False,
                 prompt=prompt,
                 stop=tuple(asked.stop),
-                logprobs=n_probs if asked.logprobs is None else asked.logprobs,
+                logprobs=n_probs,
                 post_sampling=asked.post_sampling_probs,
-                memory=memory_of(http),
+                memory=memory_of(http) if asked.speculation.memory else None,
+                reuse=asked.cache_prompt,
+                predict_seconds=asked.t_max_predict_ms / 1000,
+                n_indent=asked.n_indent,
             )
             for prompt in prompts
         ]
         if not requests:
             raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
-        n = asked.n_cmpl or asked.n
+        for request in requests:
+            self._check_size(request)
+        if asked.echo:
+            requests = [await self._echoed(request) for request in requests]
         return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
-        return Replies(self.backend, requests, self.seconds)
+        at_a_time = 2 * self.facts.parallel
+        return Replies(self.backend, requests, self.seconds, at_a_time, self.facts.ends)
 
-    def _method(self, asked: Sampling) -> str:
-        given = asked.speculation
-        return given.spelled() if given.model_fields_set or given.model_extra else self.method
+    def _check_size(self, request: ChatRequest) -> None:
+        """Raise ApiError if the prompt cannot fit, whatever its tokens are: before the work of
+        finding them."""
+        n_ctx, longest = self.model().n_ctx, self.facts.longest
+        texts = [part for part in request.prompt if isinstance(part, str)]
+        given = request.messages, request.tools, request.template_kwargs, texts
+        n_tokens = max(n_characters(given), n_characters(request.prediction)) // max(1, longest)
+        n_tokens += sum(isinstance(part, int) for part in request.prompt)
+        n_tokens = max(n_tokens, len(request.messages))  # each has marks around it
+        if longest and n_tokens > n_ctx:
+            message = (
+                f"the prompt has at least {n_tokens} tokens, but the context has {n_ctx}; shorten "
+                f"it, or start the server with a larger --ctx"
+            )
+            raise ApiError.of(Failed(message, message, "too long", n_tokens, n_ctx))
+
+    async def _echoed(self, request: ChatRequest) -> ChatRequest:
+        """The request with its prompt's text, which the reply begins with."""
+        parts = [part for part in request.prompt if isinstance(part, str)]
+        if len(parts) < len(request.prompt):
+            return replace(request, echo=(await answer(self.backend, Render(request))).text)
+        return replace(request, echo="".join(parts))
 
     def _limit(self, asked: int | None) -> int | None:
         limits = [limit for limit in (asked, self.max_tokens) if limit is not None]
@@ -134,15 +197,21 @@ class Service:
     async def _sampling(self, asked: Sampling) -> dict[str, Any]:
         self.model()
         found = asked.sampling(self.sampling)
-        if found.get("grammar") and found.get("json_schema"):
-            raise ApiError("grammar and json_schema exclude each other; give one")
         bias: dict[int, float] = {}
         for token, value in asked.biases():
             if isinstance(token, int):
                 bias[token] = value
             else:
-                split = await answer(self.backend, Tokenize(token, parse_special=False))
+                if len(token) > LONGEST_STOP:
+                    raise ApiError(
+                        f"logit_bias has a text of {len(token)} characters; give at most "
+                        f"{LONGEST_STOP}"
+                    )
+                asks = Tokenize(token, parse_special=False, with_pieces=False)
+                split = await answer(self.backend, asks)
                 bias.update((id_, value) for id_, _ in split.tokens)
+            if len(bias) > MOST_BIASES:
+                raise ApiError(f"logit_bias has more than {MOST_BIASES} tokens")
         if asked.ignore_eos:
             bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
         return {**found, "logit_bias": bias} if bias else found
@@ -161,6 +230,22 @@ def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
     ]
 
 
+def n_characters(value: Any) -> int:
+    """How many characters a JSON value has, at least; names of fields do not count."""
+    left, n = [value], 0
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            n += len(item)
+        elif isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, list | tuple):
+            left += item
+        elif item is not None:
+            n += 1
+    return n
+
+
 def memory_of(http: Request) -> str:
     """The memory of the client with this call's API key, if there are several keys; else "".
 
@@ -172,12 +257,13 @@ def memory_of(http: Request) -> str:
 
 class Stream(StreamingResponse):
     """A stream of server-sent events. An error ends it as an event; a client that goes away ends
-    the work."""
+    the work. While it is silent, comments tell that it lives."""
 
     def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(chunks, headers=headers, media_type="text/event-stream")
         self._replies, self._chunks = replies, chunks
+        self._n_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -185,14 +271,19 @@ class Stream(StreamingResponse):
         finally:
             self._replies.close()
 
+    def written(self, chunk: Any) -> str:
+        """An event as it is sent."""
+        data = chunk if isinstance(chunk, str) else dumps(chunk)
+        return f"data: {data}\n\n"
+
     async def stream_response(self, send: Send) -> None:
         async def send_event(chunk: Any) -> None:
-            data = chunk if isinstance(chunk, str) else dumps(chunk)
-            body = f"data: {data}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._n_sent += 1
+            await send(_part(self.written(chunk)))
 
         headers = self.raw_headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        pinging = asyncio.ensure_future(self._ping(send))
         try:
             async for chunk in self._chunks:
                 await send_event(chunk)
@@ -201,4 +292,17 @@ class Stream(StreamingResponse):
         except Exception as error:
             await send_event(error_body(str(error), 500))
             raise
+        finally:
+            pinging.cancel()
         await send({"type": "http.response.body", "body": b""})
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            n_sent = self._n_sent
+            await asyncio.sleep(PING_SECONDS)
+            if self._n_sent == n_sent:
+                await send(_part(": ping\n\n"))
+
+
+def _part(text: str) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": True}

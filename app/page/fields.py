@@ -250,7 +250,7 @@ def sampling_fields(fields: Fields) -> None:
         number("mirostat_eta", 0.1, "Mirostat eta")
         for name, label, info in (
             ("grammar", "Grammar (GBNF)", None),
-            ("json_schema", "JSON schema", "Numeric bounds are not enforced."),
+            ("json_schema", "JSON schema", "The reply is held to it."),
         ):
             box = gr.Textbox(label=label, info=info, lines=2, max_lines=12)
             fields.add(f"sampling.{name}", box)

@@ -56,7 +56,7 @@ def main() -> None:
             outbox.close(1.0)
             os._exit(0 if has_ended else 1)
         else:
-            serving.take_in(number, message)
+            serving.take_in(number, message, len(text))
     os._exit(0)  # the parent has gone
 
 

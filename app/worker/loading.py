@@ -12,8 +12,10 @@ from typing import Any
 
 from app.worker.messages import (
     LAST,
+    Answer,
     ChatRequest,
     Done,
+    Embed,
     Event,
     Failed,
     Loaded,
@@ -23,16 +25,20 @@ from app.worker.messages import (
     ModelSpec,
     Question,
     Status,
+    Unload,
     Waiting,
 )
 from app.worker.wording import failure
 from batching.errors import InvalidParameter
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
+from batching.gguf.unsupported import check_model_file
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
+from batching.llama.private_api import LIMITS
 from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
+from speculation.chat.tool_format import tool_format
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
@@ -46,8 +52,10 @@ TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at mo
 class Job:
     """A request and where its events go. The first of ``LAST`` ends it; later events are dropped.
 
+    lane       which threads work on it: ``load``, ``prepare``, or ``large`` for what may take long
     text       of a reply, in the engine; None before
     n_ahead    how many others must end before it starts, as last told
+    lane       which threads take it
     is_taken   whether a thread works on it, or the engine
     has_begun  whether it has the engine: a load goes on, a reply has a slot
     """
@@ -57,11 +65,16 @@ class Job:
         number: int,
         message: ModelSpec | ChatRequest | Question,
         pass_on: Callable[[Event], object],
+        *,
+        is_large: bool = False,
     ) -> None:
         self.number = number
         self.message: Any = message
-        self.is_load = isinstance(message, ModelSpec)
+        self.is_load = isinstance(message, ModelSpec | Unload)
         self.is_reply = isinstance(message, ChatRequest)
+        is_embedding = isinstance(message, Embed)
+        lane = "embed" if is_embedding else "large" if is_large else "prepare"
+        self.lane = "load" if self.is_load else lane
         self.text: Text | None = None
         self.n_ahead = 0
         self.is_taken = self.is_cancelled = self.has_begun = self.has_ended = False
@@ -88,8 +101,12 @@ class Job:
         """Its last event if it is stopped before it has begun."""
         if isinstance(self.message, ChatRequest):
             return Done("cancelled", self.message.method)
-        what = f"loading {self.message.model}" if self.is_load else "the question"
+        is_named = isinstance(self.message, ModelSpec)
+        what = f"loading {self.message.model}" if is_named else "the question"
         return Failed(f"{what} was stopped")
+
+    def was_cancelled(self) -> bool:
+        return self.is_cancelled
 
     def cancel(self) -> None:
         """Stop soon; at once if it has not begun."""
@@ -173,11 +190,15 @@ class ModelSlot:
         path = self._fetch(job, spec.model)
         check_file(path)
         require_no_heads(path, METHODS.heads_kinds())
+        check_model_file(path, LIMITS)  # llama.cpp would abort, and the old model go with it
         for name in heads_for(spec.model, spec.heads):
             self._fetch(job, str(name))
         if spec.draft_model is not None:
             is_paired = spec.draft_model == PAIRED
-            self._fetch(job, paired_draft(spec.model) if is_paired else spec.draft_model)
+            draft = paired_draft(spec.model) if is_paired else spec.draft_model
+            check_model_file(self._fetch(job, draft), LIMITS)
+        if spec.embedding_model is not None:
+            check_model_file(self._fetch(job, spec.embedding_model), LIMITS)
         if params.n_threads is None:
             size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
             n_threads = threads_beside_browser(size, physical_cores())
@@ -228,6 +249,7 @@ class ModelSlot:
                 parallel=spec.parallel or DEFAULT_PARALLEL,
                 keep_texts=spec.keep_texts,
                 chat_template=_template(spec.chat_template),
+                embedding_model=spec.embedding_model,
                 measuring=measuring,
             )
         self.engine = engine
@@ -264,6 +286,15 @@ class ModelSlot:
         if self.status.loading != loading:
             self.status = Status(self.status.model, loading)
             job.emit(loading)
+
+    def unload(self, job: Job) -> Event:
+        """Free the model once nobody uses it; returns the last event."""
+        try:
+            with self._alone(job):
+                self.close()
+                return Answer()
+        except Stopped:
+            return job.stopped
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -335,7 +366,7 @@ def facts_of(engine: Engine) -> ModelFacts:
         engine.parallel,
         str(model.path),
         model.chat_template or "",
-        template_of(model, tools=True),
+        tool_format(template_of(model, tools=True)),
         _special(engine, "bos"),
         _special(engine, "eos"),
         tuple(sorted(model.ends)),
@@ -344,6 +375,9 @@ def facts_of(engine: Engine) -> ModelFacts:
         model.n_embd,
         model.n_params,
         model.n_bytes,
+        model.longest_token,
+        model.fim_tokens,
+        engine.embedding_model,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speculation.chat.tool_format import GENERIC, ToolFormat
 from speculation.registry import default_model
 from speculation.settings import DEFAULT_METHOD
 
@@ -32,6 +33,7 @@ class ModelSpec:
     parallel: int | None = None
     chat_template: str | None = None
     keep_texts: int = 0  # MB
+    embedding_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,18 @@ class ModelFacts:
     """What the endpoint says of the loaded model.
 
     parallel       how many texts are written at a time
-    chat_template  as the GGUF has it; ``tool_template`` is the one for conversations with tools
+    chat_template  as the GGUF has it
+    tool_format    how the model writes calls of tools
     ends           tokens that end a text
+    longest        bytes of the longest token, at least; 0 = not known
+    fim            the marks for filling in the middle, by name, with their tokens
+    embedding_model  the path of the one that is loaded beside the model, or empty
     """
 
     parallel: int = 1
     path: str = ""
     chat_template: str = ""
-    tool_template: str = ""
+    tool_format: ToolFormat = GENERIC
     bos: str = ""
     eos: str = ""
     ends: tuple[int, ...] = ()
@@ -75,16 +81,23 @@ class ModelFacts:
     n_embd: int = 0
     n_params: int = 0
     n_bytes: int = 0
+    longest: int = 0
+    fim: Mapping[str, int] = field(default_factory=dict)
+    embedding_model: str = ""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The loaded model, a load's progress, and why the last load failed."""
+    """The loaded model, a load's progress, and why the last load failed.
+
+    is_down  the engine's process has ended, and the model is on its way back
+    """
 
     model: LoadedModel | None = None
     loading: Loading | None = None
     error: str | None = None
     facts: ModelFacts = ModelFacts()
+    is_down: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,12 +120,15 @@ class ChatRequest:
     max_tokens  None: until the context is full
     stop        strings that end the reply
     thinking    whether to reason before the answer, if the model supports it; None: its default
+    thinking_budget  the most tokens of reasoning; None: no limit
     leave_out   whether to leave out the oldest turns if not all fit
     left_out    what the previous request left out
     logprobs    how many of the likeliest tokens to give with each token; None: no probabilities
     post_sampling  give the probabilities that tokens are drawn with, instead of the model's
+    strict      whether no part of the reply's JSON schema may be left out
     tools       functions that the model may call, as in OpenAI's API
-    tool_choice  ``auto``, ``none``, ``required`` or a function, as in OpenAI's API
+    tool_choice  ``auto``, ``none``, ``required``, a function or ``allowed_tools``, as in OpenAI's
+                API
     parallel_tool_calls  whether it may call several
     template_kwargs  more variables for the chat template
     continue_last  whether a last message of the assistant is continued; None: unless it has calls
@@ -120,6 +136,12 @@ class ChatRequest:
     memory      the texts to draft from: a client's own by its name, "" for those that all clients
                 share, None for none
     show_prompt  give the prompt as the model reads it, in ``Done``
+    reuse       whether what is cached of the prompt is taken over
+    echo        the prompt's text, if the reply begins with it; with ``logprobs``, the prompt's
+                tokens come with their probabilities, too. None: it does not
+    predict_seconds  after so long from the first token on, a new line ends the reply; 0: never
+    n_indent    spaces or tabs that a line after the first must begin with; one with fewer ends the
+                reply, and is not in it
     """
 
     id: str
@@ -142,6 +164,12 @@ class ChatRequest:
     prediction: str = ""
     memory: str | None = ""
     show_prompt: bool = False
+    strict: bool = False
+    thinking_budget: int | None = None
+    reuse: bool = True
+    echo: str | None = None
+    predict_seconds: float = 0.0
+    n_indent: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,7 +218,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Chance:
-    """A token and its log probability."""
+    """A token and its log probability; NaN: it has none, being a prompt's first."""
 
     id: int
     piece: bytes
@@ -208,6 +236,13 @@ class Tokens:
     pieces: tuple[tuple[str, bool], ...]
     ids: tuple[int, ...] = ()
     chances: tuple[tuple[Chance, tuple[Chance, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The next tokens of the prompt. ``chances`` as in ``Tokens``."""
+
+    chances: tuple[tuple[Chance, tuple[Chance, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -243,6 +278,7 @@ class Failed:
     flags_message  the same with settings named as flags
     kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``late``,
                    ``error``
+    param          the request's field that is wrong, if it is known
     requested      of a prompt that is too long, its tokens …
     available      … and how many there can be
     """
@@ -252,15 +288,18 @@ class Failed:
     kind: str = "error"
     requested: int = 0
     available: int = 0
+    param: str | None = None
 
 
 @dataclass(frozen=True)
 class Tokenize:
-    """A text to turn into tokens; answered with ``tokens``."""
+    """A text to turn into tokens; answered with ``tokens``, whose bytes are empty if nobody needs
+    them: a million take a second on their way."""
 
     text: str
     add_special: bool = False
     parse_special: bool = True
+    with_pieces: bool = True
 
 
 @dataclass(frozen=True)
@@ -279,12 +318,26 @@ class Render:
 
 
 @dataclass(frozen=True)
+class Embed:
+    """Texts to turn into vectors, each as texts and token ids in turn; answered with ``vectors``
+    and the number of all their tokens, ``n_tokens``."""
+
+    texts: tuple[tuple[str | int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Unload:
+    """Free the model; answered when that is done. The process stays."""
+
+
+@dataclass(frozen=True)
 class Answer:
-    """The end of a question. ``tokens`` are ids and bytes."""
+    """The end of a question. ``tokens`` are ids and bytes, ``vectors`` 32-bit floats each."""
 
     text: str = ""
     n_tokens: int = 0
     tokens: tuple[tuple[int, bytes], ...] = ()
+    vectors: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,6 +390,18 @@ class Beat:
     overdue: str = ""
 
 
-Question = Tokenize | Detokenize | Render
+Question = Tokenize | Detokenize | Render | Embed | Unload
 LAST = (Loaded, Done, Answer, Failed)  # one of these ends a request
-Event = Waiting | Loading | LeftOut | Prefill | Opening | Tokens | Loaded | Done | Failed | Answer
+Event = (
+    Waiting
+    | Loading
+    | LeftOut
+    | Prefill
+    | Opening
+    | PromptTokens
+    | Tokens
+    | Loaded
+    | Done
+    | Failed
+    | Answer
+)

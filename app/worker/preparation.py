@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from math import nan
 from typing import Any
 
 from app.worker.messages import (
     Answer,
+    Chance,
     ChatRequest,
     Detokenize,
+    Embed,
     Event,
     LeftOut,
     Opening,
+    PromptTokens,
     Question,
+    Render,
     Tokenize,
 )
 from batching.errors import InvalidParameter
 from batching.llama.model import Model
+from speculation.chat.reasoning import thinking_marks
 from speculation.chat.template import (
     ChatOptions,
     ChatPrompt,
@@ -26,14 +33,14 @@ from speculation.chat.template import (
     chat_text,
     template_of,
 )
-from speculation.chat.tool_grammar import tool_grammar
-from speculation.chat.tools import tool_format
+from speculation.chat.tool_format import tool_format
+from speculation.chat.tool_grammar import reply_grammar
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 from speculation.drafter import Method
 from speculation.engine import Engine, check_grammar
 from speculation.methods import parse_method
 from speculation.request import Request as EngineRequest
-from speculation.sampling import SamplingParams
+from speculation.sampling import SamplingParams, TokenLogprobs
 
 
 def prepared(
@@ -44,15 +51,17 @@ def prepared(
     waiting: Callable[[int], None],
 ) -> EngineRequest:
     """The request to the engine. Emits LeftOut and Opening. Raises what is wrong with it."""
-    sampling = SamplingParams(**_sampling(request))
+    sampling = SamplingParams(**_sampling(request), strict=request.strict)
     if request.messages:
         prompt = _chat_prompt(engine, request, sampling, emit)
-        tool_grammar = _tool_grammar(engine.model, request, sampling, prompt.opening)
-        sampling = replace(sampling, **tool_grammar)
+        sampling = _reply_grammar(engine.model, request, sampling, prompt.opening)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
     if prompt.opening:
         emit(Opening(prompt.opening))
+    scored = None
+    if request.echo is not None and request.logprobs is not None:
+        scored = _scored(engine.model, iter(prompt.tokens), emit)
     return EngineRequest(
         tuple(prompt.tokens),
         method=_method(request.method),
@@ -66,7 +75,30 @@ def prepared(
         prediction=tuple(engine.model.tokenize(request.prediction, add_special=False)),
         opening=prompt.opening,
         memory=request.memory,
+        reuse=request.reuse,
+        scored=scored,
     )
+
+
+def chances(model: Model, token: int, found: TokenLogprobs) -> tuple[Chance, tuple[Chance, ...]]:
+    """A token with its probability, and the likeliest ones in its place."""
+    top = tuple(Chance(one, model.piece(one), logprob) for one, logprob in found.top)
+    return Chance(token, model.piece(token), found.logprob), top
+
+
+def _scored(
+    model: Model, prompt: Iterator[int], emit: Callable[[Event], object]
+) -> Callable[[Sequence[TokenLogprobs]], object]:
+    """What emits the prompt's tokens as they are read: the first one now."""
+    for token in islice(prompt, 1):
+        emit(PromptTokens((chances(model, token, TokenLogprobs(nan, ())),)))
+
+    def take(found: Sequence[TokenLogprobs]) -> None:
+        # ``found`` comes first: zip takes one more of what comes first than of the rest.
+        pairs = zip(found, prompt, strict=False)
+        emit(PromptTokens(tuple(chances(model, token, one) for one, token in pairs)))
+
+    return take
 
 
 def answer_to(engine: Engine, question: Question) -> Answer:
@@ -78,9 +110,11 @@ def answer_to(engine: Engine, question: Question) -> Answer:
             add_special=question.add_special,
             parse_special=question.parse_special,
         )
-        return Answer(tokens=tuple((token, model.piece(token)) for token in tokens))
+        piece = model.piece if question.with_pieces else lambda _: b""
+        return Answer(tokens=tuple((token, piece(token)) for token in tokens))
     if isinstance(question, Detokenize):
         return Answer(_text(model, question.tokens))
+    assert isinstance(question, Render)
     request = question.request
     if request.messages:
         n_tokens = len(
@@ -89,6 +123,24 @@ def answer_to(engine: Engine, question: Question) -> Answer:
         return Answer(shown_prompt(engine, request, ()), n_tokens)
     tokens = _prompt_tokens(model, request.prompt)
     return Answer(shown_prompt(engine, request, tokens), len(tokens))
+
+
+def embedded(engine: Engine, asked: Embed, check: Callable[[], object]) -> Answer:
+    """The answer to a question for vectors. ``check`` is called now and then, and may raise."""
+    texts: list[str | Sequence[int]] = []
+    for parts in asked.texts:
+        if len(parts) == 1 and isinstance(parts[0], str):
+            texts.append(parts[0])
+        else:
+            ids = [part for part in parts if isinstance(part, int)]
+            if len(ids) < len(parts):
+                raise InvalidParameter("an input has texts and token ids; give one or the other")
+            texts.append(ids)
+    found = engine.embed(texts, check=check)
+    return Answer(
+        n_tokens=sum(found.n_tokens),
+        vectors=tuple(vector.astype("<f4").tobytes() for vector in found.vectors),
+    )
 
 
 def shown_prompt(engine: Engine, request: ChatRequest, prompt: Sequence[int]) -> str:
@@ -161,29 +213,44 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
     return LeftOut(n_turns, n_ctx) if n_turns else LeftOut()
 
 
-def _tool_grammar(
+def _reply_grammar(
     model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
-) -> dict[str, Any]:
-    """The sampling parameters that hold calls to the request's tools to their schemas."""
-    if not request.tools or request.tool_choice == "none":
-        return {}
-    if sampling.has_grammar:
+) -> SamplingParams:
+    """The sampling parameters, with a grammar for calls of the request's tools and for its JSON
+    schema, which begin after the reasoning."""
+    has_tools = bool(request.tools) and request.tool_choice != "none"
+    if sampling.grammar is not None and has_tools:
         raise InvalidParameter(
-            "tools come with a grammar of their own; leave out the grammar, the JSON schema or the "
-            "tools, or set tool_choice to none"
+            "tools come with a grammar of their own; leave out the grammar or the tools, or set "
+            "tool_choice to none"
         )
-    format_ = tool_format(template_of(model, tools=True))
-    if format_ is None:
-        if request.tool_choice == "auto":
-            return {}
-        raise InvalidParameter(
-            "the format in which this model calls tools is not known, so it cannot be made to call "
-            "one; set tool_choice to auto"
-        )
-    found = tool_grammar(
-        format_, request.tools, request.tool_choice, request.parallel_tool_calls, opening
+    template = template_of(model, tools=has_tools)
+    thinking, marks = thinking_marks(opening or template), model.marks
+    if request.thinking is False and not opening and thinking and not thinking.answer:
+        thinking = None
+    budget = request.thinking_budget if thinking and sampling.grammar is None else None
+    if not has_tools and budget is None and (sampling.json_schema is None or thinking is None):
+        return sampling
+    if thinking and budget is not None:  # its marks are tokens then, whatever their kind
+        split = {
+            mark: model.tokenize(mark, add_special=False, parse_special=True) for mark in thinking
+        }
+        marks = {**marks, **{mark: ids[0] for mark, ids in split.items() if len(ids) == 1}}
+    grammar = reply_grammar(
+        marks.get,
+        tool_format(template),
+        request.tools,
+        request.tool_choice,
+        parallel=request.parallel_tool_calls,
+        answer=sampling.json_schema,
+        strict=request.strict,
+        thinking=thinking,
+        begun=bool(opening),
+        budget=budget,
+        ends=model.ends,
+        others=model.marks.values(),
     )
-    return {} if found is None else {"grammar": found.gbnf, "grammar_triggers": found.triggers}
+    return sampling if grammar is None else replace(sampling, grammar=grammar, json_schema=None)
 
 
 def _prompt_tokens(model: Model, prompt: Sequence[str | int]) -> list[int]:

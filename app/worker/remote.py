@@ -1,7 +1,7 @@
 """``RemoteBackend``: the engine in a process of its own, which may die without this one.
 
-llama.cpp can end its process over a file or an input. Whoever waited then hears why. The next
-request starts a new process with the same model.
+llama.cpp can end its process over a file or an input. Whoever waited then hears why. A new
+process loads the model that worked last: at once, or after a pause if several have died in a row.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,11 +47,10 @@ CLOSE_SECONDS = 10.0  # that the process has to end by itself
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
 _FATAL = re.compile(r"\.(cpp|c|cu|h):\d+: |error", re.IGNORECASE)  # llama.cpp's last words
 _FOLDERS = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")  # of a source file
-_GOES_ON = "The next request starts a new one."
 COMMAND = [sys.executable, "-m", "app.worker"]
 # A stopped or blocked process does not see that its parent has gone.
 _GUARDIAN = 'read -r line || kill -9 "$0"'
-MOST_DEATHS = 2  # a model that has ended the process so often in a row is not loaded by itself
+PAUSES = (0, 10, 30, 60, 120, 300)  # seconds before a start, by the deaths in a row before it
 
 
 class Process:
@@ -63,9 +63,10 @@ class Process:
         self,
         arguments: list[str],
         on_status: Callable[[Status], None],
-        on_death: Callable[[str], None],
+        on_death: Callable[[str], str],
     ) -> None:
-        """``on_death`` is told why the process ended, unless ``close`` ended it."""
+        """``on_death`` is told why the process ended, unless ``close`` ended it, and returns what
+        those hear who waited."""
         self.report = Report()
         self._on_status = on_status
         self._on_death = on_death
@@ -170,12 +171,12 @@ class Process:
             self._guardian.communicate(b"\n")
         self._hearing.join(1.0)
         why = self._killed_for or _reason(code, self._last_words)
-        message = f"The engine's process ended: {why}. {_GOES_ON}"
-        if not self._is_closing:
-            log.error("%s", message)
-            self._on_death(message)  # before anyone can find it dead and start another
+        message = f"The engine's process ended: {why}."
         with self._lock:
             self.is_dead = True
+            if not self._is_closing:
+                message = self._on_death(message)
+                log.error("%s", message)
             left = list(self._requests.values())
             self._requests.clear()
             self.report = Report()
@@ -237,8 +238,12 @@ class RemoteBackend(Backend):
         self._common_memory = common_memory
         self._lock = threading.RLock()
         self._status = Status()
-        self._asleep: LoadedModel | None = None  # of a process that died, until it is back
+        self._worked: LoadedModel | None = None  # the last model that did
+        self._wanted: ModelSpec | None = None  # asked for, and neither loaded nor refused yet
         self._n_deaths = 0  # since the last load that succeeded
+        self._start_at = inf  # when it is loaded again
+        self._timer: threading.Timer | None = None
+        self._again: Events | None = None  # of the load that nobody asked for
         self._is_closed = False
         self._process = self._started()
 
@@ -250,9 +255,13 @@ class RemoteBackend(Backend):
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
         with self._lock:
-            self._n_deaths = 0  # asked for by the user
             if self._process.is_dead and not self._is_closed:
                 self._process = self._started()
+                if self._worked is not None and self._n_deaths < 2:
+                    self._process.ask(self._worked.spec)  # it goes on until the new one is there
+            elif self._worked is None and self._again is not None:
+                self._again.close()  # it may end the process again
+            self._n_deaths, self._wanted, self._start_at = 0, spec, inf
             return self._process.ask(spec, request_id) or self._gone()
 
     def reply(self, request: ChatRequest) -> Events:
@@ -272,17 +281,17 @@ class RemoteBackend(Backend):
             if self._is_closed:
                 return True
             self._is_closed = True
+            if self._timer is not None:
+                self._timer.cancel()
             return True if self._process.is_dead else self._process.close()
 
     def _ask(self, message: ChatRequest | Question, request_id: str = "") -> Events:
         with self._lock:
-            if self._process.is_dead and not self._is_closed:
-                if self._n_deaths >= MOST_DEATHS:
-                    return self._gone()
-                self._process = self._started()
-                if self._asleep is not None:
-                    self._process.ask(self._asleep.spec)
-            return self._process.ask(message, request_id) or self._gone()
+            events = self._process.ask(message, request_id)
+            if events is None:
+                self._start_if_due()
+                events = self._process.ask(message, request_id)
+            return events or self._gone()
 
     def _gone(self) -> Events:
         """The events of a request that no process takes."""
@@ -291,22 +300,59 @@ class RemoteBackend(Backend):
     def _started(self) -> Process:
         return Process(self._arguments, self._take_status, self._take_death)
 
+    def _start_if_due(self) -> None:
+        """Load the model that worked last, or the first one again, if it is time: in a new process
+        if the old one has ended."""
+        with self._lock:
+            if time.monotonic() < self._start_at or self._is_closed:
+                return
+            self._start_at = inf
+            if self._process.is_dead:
+                self._process = self._started()
+            spec = self._wanted if self._worked is None else self._worked.spec
+            if spec is not None:
+                self._again = self._process.ask(spec)
+
+    def _start_later(self) -> float:
+        """After a failure; returns the seconds until the next start."""
+        pause = PAUSES[min(self._n_deaths, len(PAUSES)) - 1]
+        self._start_at = time.monotonic() + 0.9 * pause  # a timer may be early
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(pause, self._start_if_due)
+        self._timer.daemon = True
+        self._timer.start()
+        return pause
+
     def _take_status(self, status: Status) -> None:
         if status.model is not None:
-            self._n_deaths, self._asleep = 0, None
-        elif status.error is not None:
-            self._asleep = None
-        self._status = status if status.model else replace(status, model=self._asleep)
+            self._n_deaths, self._worked = 0, status.model
+            if status.loading is None:
+                self._wanted = None
+            self._status = status
+            return
+        is_down = self._status.is_down
+        if status.error is not None:
+            is_down, self._wanted = False, None
+            if self._worked is not None and self._status.error != status.error:
+                self._n_deaths += 1
+                self._start_later()
+        model = self._worked if is_down else None
+        self._status = replace(status, model=model, is_down=is_down and model is not None)
 
-    def _take_death(self, message: str) -> None:
+    def _take_death(self, message: str) -> str:
+        worked, wanted = self._worked, self._wanted
+        if worked is not None and wanted is not None:
+            # It was the new model, or a request while it was on its way. The old one is no suspect.
+            self._n_deaths, self._wanted = 0, None
         self._n_deaths += 1
-        if self._n_deaths >= MOST_DEATHS:
-            message = (
-                f"{message.removesuffix(_GOES_ON)}That was {self._n_deaths} times in a row: load "
-                f"this model again, or another one."
-            )
-        self._asleep = self._status.model
-        self._status = Status(self._asleep, error=message)
+        pause = self._start_later()
+        spec = wanted if worked is None else worked.spec
+        if spec is not None:
+            when = f"in {pause:g} s" if pause else "now"
+            message = f"{message} {spec.model} is loaded again {when}."
+        self._status = Status(worked, error=message, is_down=worked is not None)
+        return message
 
 
 def _reason(code: int, last_words: collections.deque[str]) -> str:

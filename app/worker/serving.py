@@ -1,7 +1,8 @@
 """The engine and the requests to it. The engine's queue is the only one in which a reply waits.
 
-A few threads prepare requests and answer questions; one loads models; the engine has its own.
-A load waits until no reply runs, and only then do new replies wait for it, until it has ended.
+A few threads prepare requests and answer questions, others those that are large; one loads models;
+the engine has its own. A load waits until no reply runs. New replies wait for it while it goes on,
+and before that in every second half minute, so that it comes to its turn.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 
 from app.worker.loading import Job, ModelSlot, Stopped
 from app.worker.messages import (
-    Chance,
     ChatRequest,
     Done,
+    Embed,
     LoadedModel,
     ModelSpec,
     Prefill,
@@ -30,10 +31,11 @@ from app.worker.messages import (
     Status,
     Tokens,
 )
-from app.worker.preparation import answer_to, prepared, shown_prompt
+from app.worker.preparation import answer_to, chances, embedded, prepared, shown_prompt
 from app.worker.wording import QueueFull
 from batching.errors import ModelError
 from batching.llama.model import Model
+from batching.watched import GivenUp, until
 from speculation.chat.detokenizer import Token
 from speculation.engine import Engine
 from speculation.sampling import TokenLogprobs
@@ -41,7 +43,9 @@ from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
-PREPARING = 2  # threads
+THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2}
+LARGE = 2**18  # bytes of a request; it may take long, and the others do not wait for it
+HOLD_SECONDS = 30.0
 
 
 class Serving:
@@ -68,8 +72,9 @@ class Serving:
         self._is_replacing = False  # whether a load waits for replies or has the engine
         self._is_closed = False
         self._totals = Report()
-        for name, loads in (("load", True), *[("prepare", False)] * PREPARING):
-            threading.Thread(target=self._work, args=(loads,), name=name, daemon=True).start()
+        for lane, n_threads in THREADS.items():
+            for _ in range(n_threads):
+                threading.Thread(target=self._work, args=(lane,), name=lane, daemon=True).start()
 
     @property
     def status(self) -> Status:
@@ -81,9 +86,14 @@ class Serving:
             running = tuple(job.message.id for job in replies if job.has_begun)
             return replace(self._totals, running=running, n_waiting=len(replies) - len(running))
 
-    def take_in(self, number: int, message: ModelSpec | ChatRequest | Question) -> None:
-        """Do what the message with this number asks for. ``wire`` lists the events."""
-        job = Job(number, message, partial(self._send, number))
+    def take_in(
+        self, number: int, message: ModelSpec | ChatRequest | Question, n_bytes: int = 0
+    ) -> None:
+        """Do what the message with this number asks for. ``wire`` lists the events.
+
+        ``n_bytes`` is its size.
+        """
+        job = Job(number, message, partial(self._send, number), is_large=n_bytes > LARGE)
         with self._changed:
             if self._is_closed:
                 job.fail(QueueFull("the engine is closed"))
@@ -141,37 +151,44 @@ class Serving:
             for place, job in enumerate(held, 1):
                 job.waits(place, loading=True)
 
-    def _next(self, loads: bool) -> Job | None:
-        """What a thread can take, one for loads or one for all else."""
+    def _next(self, lane: str) -> Job | None:
+        """What a thread of this lane can take."""
         for job in self._jobs:
             is_held = job.is_reply and self._must_wait()
-            if job.is_load == loads and not job.is_taken and not is_held:
+            if job.lane == lane and not job.is_taken and not is_held:
                 return job
         return None
 
-    def _work(self, loads: bool) -> None:
+    def _work(self, lane: str) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self._next(loads) is not None)
-                job = self._next(loads)
+                self._changed.wait_for(lambda: self._is_closed or self._next(lane) is not None)
+                job = self._next(lane)
                 if self._is_closed or job is None:
                     return
                 job.is_taken = True
             try:
-                self._do(job)
+                with until(job.was_cancelled):
+                    self._do(job)
+            except GivenUp:
+                job.emit(job.stopped)
             except Exception as error:
                 job.fail(error)
             if job.text is None:
                 self._forget(job)
 
     def _do(self, job: Job) -> None:
-        if isinstance(job.message, ModelSpec):
+        if job.is_load:
             job.has_begun, job.n_ahead = True, 0
-            last = self._slot.load(job, job.message)
+            spec = job.message
+            is_load = isinstance(spec, ModelSpec)
+            last = self._slot.load(job, spec) if is_load else self._slot.unload(job)
             self._forget(job)
             job.emit(last)
         elif isinstance(job.message, ChatRequest):
             self._start(job, job.message)
+        elif isinstance(job.message, Embed):
+            self._embed(job, job.message)
         else:
             job.emit(answer_to(self._engine(), job.message))
 
@@ -185,16 +202,24 @@ class Serving:
 
     @contextmanager
     def _alone(self, load: Job) -> Iterator[None]:
-        """Wait until nobody else uses the engine; nobody does inside. Raises Stopped."""
+        """Wait until nobody else uses the engine; nobody does inside. Raises Stopped.
+
+        New replies must not wait for the longest that runs, nor may they keep the load waiting for
+        ever. So they are held in every second one of HOLD_SECONDS.
+        """
+        start = time.monotonic()
         try:
             with self._changed:
-                self._is_replacing = True
-                self._tell_held()
                 while any(job.is_taken and job is not load for job in self._jobs):
                     if load.is_cancelled:
                         break
+                    n_passed, passed = divmod(time.monotonic() - start, HOLD_SECONDS)
+                    self._is_replacing = n_passed % 2 == 1
+                    self._tell_held()
                     load.waits(self._n_replies())
-                    self._changed.wait()
+                    self._changed.notify_all()
+                    self._changed.wait(HOLD_SECONDS - passed)
+                self._is_replacing = True
             if load.is_cancelled:
                 raise Stopped
             yield
@@ -214,6 +239,16 @@ class Serving:
             raise ModelError("the model is being loaded; try again soon")
         why = self._slot.status.error or ""
         raise ModelError(f"no model is loaded; choose one and load it. {why}".strip())
+
+    def _embed(self, job: Job, asked: Embed) -> None:
+        def check() -> None:
+            if job.is_cancelled:
+                raise Stopped
+
+        try:
+            job.emit(embedded(self._engine(), asked, check))
+        except Stopped:
+            job.emit(job.stopped)
 
     def _start(self, job: Job, request: ChatRequest) -> None:
         """Prepare a reply and give it to the engine."""
@@ -250,16 +285,10 @@ class Serving:
 
 
 def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:
-    def chance(token: int, logprob: float) -> Chance:
-        return Chance(token, model.piece(token), logprob)
-
     return Tokens(
         tuple((token.text, token.drafted) for token in tokens),
         tuple(token.id for token in tokens),
-        tuple(
-            (chance(token.id, one.logprob), tuple(chance(*other) for other in one.top))
-            for token, one in zip(tokens, found, strict=False)
-        ),
+        tuple(chances(model, token.id, one) for token, one in zip(tokens, found, strict=False)),
     )
 
 

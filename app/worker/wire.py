@@ -2,7 +2,7 @@
 
 A message is a line: its kind, the number of its request (0 = it belongs to none), and the fields of
 its dataclass as a JSON object. JSON's escapes keep a line ASCII. A tuple is an array, bytes are
-base64, infinities are ``Infinity`` and ``-Infinity``, as Python writes them.
+base64, infinities and NaN are ``Infinity``, ``-Infinity`` and ``NaN``, as Python writes them.
 
     chat_request 12 {"id":"tab","messages":[{"role":"user","content":"Hi"}],"method":"auto",…}
     tokens 12 {"pieces":[["Hel",false],["lo",true]],"ids":[312,88],"chances":[]}
@@ -12,10 +12,13 @@ To the engine's process:
     kind          asks for
     ------------  --------------------------------------------------------------------
     model_spec    a model in place of the loaded one: waiting, loading … loaded, failed
-    chat_request  a reply: waiting, left_out, opening, prefill, tokens … done, failed
-    tokenize      answer or failed, as the next two
+    chat_request  a reply: waiting, left_out, opening, prompt_tokens, prefill, tokens …
+                  done, failed
+    tokenize      answer or failed, as the next three
     detokenize
     render
+    embed
+    unload        answer, when the model is freed
     cancel        the end of the request with this number
     close         the end of the process
 
@@ -27,6 +30,7 @@ From it:
     loading       a load's progress
     left_out      which turns the prompt leaves out
     opening       the reply starts with reasoning
+    prompt_tokens  more of the prompt's tokens, with their probabilities
     prefill       the prompt's progress
     tokens        more of the reply
     loaded        the end of a load …
@@ -53,8 +57,10 @@ from typing import IO, Any, Union, get_args, get_origin, get_type_hints
 
 from app.worker import messages as m
 
-_TO_ENGINE = (m.ModelSpec, m.ChatRequest, m.Tokenize, m.Detokenize, m.Render, m.Cancel, m.Close)
-_EVENTS = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.Prefill, m.Tokens, *m.LAST)
+_QUESTIONS = (m.Tokenize, m.Detokenize, m.Render, m.Embed, m.Unload)
+_TO_ENGINE = (m.ModelSpec, m.ChatRequest, *_QUESTIONS, m.Cancel, m.Close)
+_BEGIN = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.PromptTokens, m.Prefill)
+_EVENTS = (*_BEGIN, m.Tokens, *m.LAST)
 _PUBLISHED = (m.Status, m.Report, m.Beat)
 _KINDS: dict[Any, str] = {
     each: re.sub("(?<=.)([A-Z])", r"_\1", each.__name__).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 
 from app.worker.messages import Failed
 from batching.errors import (
@@ -12,6 +13,7 @@ from batching.errors import (
     PromptTooLong,
     SpeculationError,
 )
+from speculation.sampling import SamplingParams
 from speculation.system.console import FLAGS
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,7 @@ FIELDS = {
     "model": "“Model”",
     "draft_model": "“Draft model” under Model",
     "heads": "“Drafting heads” under Model",
+    "embedding_model": "--embedding-model",
     "n_ctx": "“Context” under Model",
     "n_gpu_layers": "--gpu-layers",
     "device": "--device",
@@ -27,6 +30,13 @@ FIELDS = {
     "parallel": "--parallel",
     "keep_texts": "--keep-texts",
 }
+# What requests call settings of the engine.
+REQUEST = {
+    "penalty_last_n": "repeat_last_n",
+    "dry_last_n": "dry_penalty_last_n",
+    "dry_breakers": "dry_sequence_breakers",
+}
+SAMPLING = tuple(item.name for item in fields(SamplingParams))
 TOO_DEEP = "the request cannot be sent to the engine: it is nested too deep"
 
 
@@ -41,7 +51,7 @@ def with_labels(error: SpeculationError) -> str:
 
 def with_flags(error: SpeculationError) -> str:
     """The message of an error, for the endpoint and the terminal."""
-    return error.worded(FLAGS)
+    return error.worded({**FLAGS, **REQUEST})
 
 
 def failure(error: Exception) -> Failed:
@@ -68,6 +78,12 @@ def failure(error: Exception) -> Failed:
         kind = "no model"
     elif isinstance(error, QueueFull):
         kind = "busy"
+    found = [name for name in error.settings if name in SAMPLING] if kind == "invalid" else []
     return Failed(
-        with_labels(error), with_flags(error), kind, error.requested or 0, error.available or 0
+        with_labels(error),
+        with_flags(error),
+        kind,
+        error.requested or 0,
+        error.available or 0,
+        REQUEST.get(found[0], found[0]) if found else None,
     )

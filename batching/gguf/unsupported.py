@@ -39,12 +39,14 @@ class Limits(NamedTuple):
     n_layers, n_experts  maximum
     rope_scaling         names of RoPE scaling types
     dense                architectures whose dense files may claim one expert
+    layered              architectures whose layers may have different numbers of heads
     """
 
     n_layers: int
     n_experts: int
     rope_scaling: tuple[str, ...]
     dense: tuple[str, ...]
+    layered: tuple[str, ...]
 
 
 def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:
@@ -140,6 +142,34 @@ def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
         )
 
 
+def _head_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+    """Numbers of attention heads that do not fit each other."""
+    architecture = file.metadata.get("general.architecture")
+    names = [f"{architecture}.attention.{name}" for name in ("head_count", "head_count_kv")]
+    given = [file.metadata.get(name) for name in names]
+    for name, value in zip(names, given, strict=True):
+        if not isinstance(value, list) or architecture in limits.layered:
+            continue
+        if len(set(value)) > 1:
+            yield f"{name} is {value[:8]}, but layers of {architecture} have equally many heads"
+    lists = [value if isinstance(value, list) else [value] * 512 for value in given]
+    for n_heads, n_kv in zip(*lists, strict=False):
+        if not (isinstance(n_heads, int) and isinstance(n_kv, int)):
+            return
+        if n_kv < 0 or (n_kv > 0 and n_heads % n_kv):
+            yield f"{names[0]} is {n_heads}, not a multiple of {names[1]}, which is {n_kv}"
+
+
+def _template_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+    """A chat template that is no text."""
+    name = "tokenizer.chat_template"
+    if isinstance(file.metadata.get(name), str):
+        try:
+            file.encoded_metadata()[name][12:].decode("utf-8")  # after its type and length
+        except UnicodeDecodeError as error:
+            yield f"{name} is not UTF-8 text ({error.reason} at byte {error.start})"
+
+
 def _vocabulary_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
     """Byte tokens in a BERT vocabulary, or duplicate tokens."""
     types: Any = file.metadata.get("tokenizer.ggml.token_type")
@@ -149,10 +179,17 @@ def _vocabulary_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
             f"tokenizer.ggml.model is {tokenizer!r}, but {types.count(_BYTE)} of the tokens are "
             f"byte tokens, which that tokenizer does not have"
         )
-    tokens = [token for token in file.texts("tokenizer.ggml.tokens") if token]
+    # llama.cpp reads a token up to its first NUL byte.
+    given = file.texts("tokenizer.ggml.tokens")
+    tokens = [read for token in given if (read := token.partition(b"\0")[0])]
     if tokenizer not in ("none", "no_vocab") and len(set(tokens)) < len(tokens):
         ((duplicate, _),) = Counter(tokens).most_common(1)
-        yield f"its vocabulary has the token {duplicate.decode('utf-8', 'replace')!r} twice"
+        text = duplicate.decode("utf-8", "replace")
+        long = [token for token in given if token.startswith(duplicate + b"\0")]
+        if long:
+            whole = long[0].decode("utf-8", "replace")
+            yield f"its vocabulary has the token {whole!r}, which has a NUL byte, beside {text!r}"
+        yield f"its vocabulary has the token {text!r} twice"
 
 
 def _tensor_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
@@ -174,6 +211,8 @@ def _tensor_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
 
 _CHECKS: tuple[Callable[[GGUFFile, Limits], Iterator[str]], ...] = (
     _metadata_problems,
+    _head_problems,
+    _template_problems,
     _vocabulary_problems,
     _tensor_problems,
 )

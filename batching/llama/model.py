@@ -29,6 +29,7 @@ from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
 from batching.llama.native import NativeModel
+from batching.llama.tokenizer import Tokenizer
 from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
@@ -42,6 +43,15 @@ _SPECIAL = {
     "eot": C.llama_vocab_eot,
     "nl": C.llama_vocab_nl,
     "mask": C.llama_vocab_mask,
+}
+
+# Marks of a file with a gap, for models that were trained to fill one.
+_FIM = {
+    "prefix": C.llama_vocab_fim_pre,
+    "suffix": C.llama_vocab_fim_suf,
+    "middle": C.llama_vocab_fim_mid,
+    "repository": C.llama_vocab_fim_rep,
+    "file": C.llama_vocab_fim_sep,
 }
 
 
@@ -67,9 +77,11 @@ class Model:
         placement: Placement = ANYWHERE,
         cache: CacheSize | None = None,
         mtp: bool = False,
+        embedding: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any.
+        """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any;
+        ``embedding`` takes models that write no text, too.
 
         If ``placement`` does not say how many layers go to the devices, as many do as fit together
         with their part of ``cache``.
@@ -148,13 +160,16 @@ class Model:
         # Tokens that layers with a sliding window attend to; 0 = none has one.
         self.n_window: int = C.llama_model_n_swa(handle)
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
+        self.add_eos: bool = bool(C.llama_vocab_get_add_eos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
         causal = self.metadata(f"{architecture}.attention.causal") != "false"
         unsuited = private_api.not_a_text_model(handle, architecture, causal=causal)
-        if unsuited is not None and not self.is_head:
+        if unsuited is not None and not (self.is_head or embedding):
             self.close()
-            raise UnsupportedModel(f"{self.path} {unsuited}; {TEXT_MODEL}")
+            raise UnsupportedModel(
+                f"{self.path} {unsuited}; {TEXT_MODEL}", settings=("embedding_model",)
+            )
 
     @property
     def native(self) -> NativeModel:
@@ -253,6 +268,13 @@ class Model:
         token: int = _SPECIAL[name](native.vocab)
         return token if token >= 0 else None
 
+    @property
+    def fim_tokens(self) -> dict[str, int]:
+        """The ids of the marks for filling in the middle that the vocabulary has, by name."""
+        native = self.native
+        found = {name: get(native.vocab) for name, get in _FIM.items()}
+        return {name: token for name, token in found.items() if token >= 0}
+
     @cached_property
     def ends(self) -> frozenset[int]:
         """The end-of-generation tokens: EOS, EOT and the like."""
@@ -282,23 +304,24 @@ class Model:
                 f"the vocabulary of {self.path} has no token for {unknown!r} or its bytes; "
                 f"remove it from the text"
             )
-        capacity = len(data) + 8
-        while True:
-            buffer = (C.llama_token * capacity)()
-            n: int = C.llama_tokenize(
-                native.vocab, data, len(data), buffer, capacity, add_special, parse_special
-            )
-            if n >= 0:
-                tokens = list(buffer[:n])
-                if add_special and C.llama_vocab_get_add_eos(native.vocab):
-                    eos = self.special_token("eos")
-                    return tokens[:-1] if tokens[-1:] == [eos] else tokens
-                return tokens
-            capacity = -n
+        return Tokenizer(native, self.piece).tokenize(
+            data, add_special=add_special, parse_special=parse_special
+        )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token, at least. No text of n tokens is longer than n times that."""
+        vocab = self.native.vocab
+        return max(len(C.llama_vocab_get_text(vocab, token)) for token in range(self.n_vocab))
 
     @cached_property
     def _charset(self) -> Charset | None:
         return limited_charset(self.native, self.n_vocab)
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token is none of a text's: a mark, an end, or one that no text has."""
+        attributes = C.llama_vocab_get_attr(self.native.vocab, token)
+        return token in self.ends or bool(attributes & (CONTROL | C.LLAMA_TOKEN_ATTR_UNUSED))
 
     def has_control_tokens(self, text: str) -> bool:
         """Whether ``tokenize`` with ``parse_special`` finds control tokens in ``text``."""
@@ -307,6 +330,12 @@ class Model:
     @cached_property
     def _control(self) -> re.Pattern[str]:
         return token_pattern(self.native, self.n_vocab, CONTROL)
+
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """The control tokens by their texts."""
+        tokens = filter(self.is_control, range(self.n_vocab))
+        return {self.piece(token).decode("utf-8", "replace"): token for token in tokens}
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.

@@ -24,12 +24,42 @@ from batching.llama.library import exported
 CHECKED_WITH = "0.3.36"
 
 # Assertions in llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
-# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp).
+# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp). The
+# last are those whose graphs read the number of heads of each layer; others take the first one's
+# for all, and abort where the cache has room for another.
 LIMITS = Limits(
     n_layers=512,
     n_experts=1024,
     rope_scaling=("none", "linear", "yarn", "longrope"),
     dense=("hunyuan-dense", "hunyuan_vl"),
+    layered=(
+        "bailingmoe3",
+        "deci",
+        "dots3note",
+        "gemma4",
+        "gemma4-assistant",
+        "glm5-next",
+        "granite",
+        "granite_swa",
+        "granitehybrid",
+        "granitemoe",
+        "graniteswitch",
+        "jamba",
+        "kimi-k3",
+        "kimi-linear",
+        "laguna",
+        "lfm2",
+        "lfm2moe",
+        "mimo2",
+        "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "openelm",
+        "plamo2",
+        "plamo3",
+        "spark2_5",
+        "step35",
+    ),
 )
 
 # Architectures with a faulty graph in llama.cpp. It aborts on rows without output (chameleon) and
@@ -96,6 +126,7 @@ EXPOSES_LAYER_INPUTS = (
     "qwen3next",
 )
 
+_FOR_VECTORS = "for vectors, load it beside a text model, as {embedding_model}"
 _CONTEXT = C.llama_context_p_ctypes
 _FLOATS = ctypes.c_void_p  # the address of floats
 
@@ -173,7 +204,7 @@ def not_a_text_model(handle: Any, architecture: str | None, *, causal: bool) -> 
     if architecture in BROKEN_GRAPHS:
         return f"({architecture}) has an architecture that llama.cpp computes incorrectly"
     if not C.llama_model_has_decoder(handle):
-        return "is an encoder without a decoder and cannot generate text"
+        return f"is an encoder without a decoder and cannot generate text; {_FOR_VECTORS}"
     if C.llama_model_has_encoder(handle):
         return (
             f"({architecture}) has an encoder, like translation models and drafting heads, and "
@@ -182,5 +213,5 @@ def not_a_text_model(handle: Any, architecture: str | None, *, causal: bool) -> 
     if C.llama_model_is_diffusion(handle):
         return f"({architecture}) generates text by diffusion, not token by token"
     if architecture in EMBEDDING_MODELS or not causal:
-        return f"({architecture}) is an embedding model and does not generate text"
+        return f"({architecture}) is an embedding model and does not generate text; {_FOR_VECTORS}"
     return None

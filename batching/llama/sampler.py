@@ -1,39 +1,62 @@
-"""llama.cpp's sampler chain and grammar: one draw per token.
+"""llama.cpp's sampler chain, and draws by Gumbel noise: one choice per token.
 
-A ``Sampler`` sees only accepted tokens, in order, so penalties, grammars and seeded draws work as
-they would without speculation. Greedy sampling without a chain is a plain argmax.
+A ``Sampler`` sees only accepted tokens, in order, so penalties, constraints and draws work as they
+would without speculation. Greedy sampling without a chain is a plain argmax.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
 from batching.errors import GrammarError, InvalidParameter
-from batching.llama.grammar import LazyGrammar, grammar_allows, load_grammar
 from batching.llama.log import initialise
 from batching.llama.model import Model
 from batching.llama.native import Native
 from batching.target import Output
 from batching.tree import Floats
-from batching.watched import GRAMMAR_SECONDS, Watched
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+Ids = npt.NDArray[np.integer[Any]]
+
+
+class Constraint(Protocol):
+    """Says which tokens may be chosen next. Follows the text."""
+
+    def allows(self, token: int) -> bool: ...
+
+    def allowed(self) -> Ids:
+        """All that ``allows`` does, ascending."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """``token`` is part of the text."""
+        ...
 
 
 class GreedySampler:
     """Chooses the most likely token, without a chain."""
 
-    reads_logits = False
     has_memory = False
 
+    def __init__(self, constraint: Constraint | None = None) -> None:
+        self.reads_logits = constraint is not None
+        self._constraint = constraint
+
     def sample(self, output: Output, row: int) -> int:
-        return output.argmax(row)
+        token = output.argmax(row)
+        if self._constraint is None:
+            return token
+        if not self._constraint.allows(token):
+            allowed, logits = _some(self._constraint.allowed()), output.logits(row)
+            token = int(allowed[logits[allowed].argmax()])
+        self._constraint.accept(token)
+        return token
 
     def probabilities(self, logits: Floats) -> Floats:
         probs: Floats = np.zeros(len(logits), np.float32)
@@ -47,7 +70,8 @@ class GreedySampler:
         return found
 
     def accept(self, token: int) -> None:
-        pass
+        if self._constraint is not None:
+            self._constraint.accept(token)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
         pass
@@ -60,30 +84,29 @@ class GreedySampler:
 
 
 class SamplerChain:
-    """A ``llama_sampler_chain`` over the whole vocabulary, with an optional grammar.
+    """A ``llama_sampler_chain`` over the tokens that a constraint allows, or over all of them.
 
-    The grammar checks the drawn token first. Only if it rejects that token is the whole vocabulary
-    masked and the draw repeated. That usually saves checking 150,000 tokens; the result follows
-    the constrained distribution either way. A lazy grammar accepts every token until its trigger
-    appears, but not one that completes the trigger and goes on against the grammar.
+    Draws are not llama.cpp's, which compares a random number with cumulated probabilities: there
+    rounding anywhere moves the choice. The highest sum of logit and Gumbel noise has the same
+    distribution, and moves only if two sums are nearly equal. The noise depends on the seed, the
+    number of tokens before and the token, so a seed means one text, with drafts or without.
     """
 
     reads_logits = True
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, constraint: Constraint | None = None) -> None:
         initialise()
         self.model = model
+        self._constraint = constraint
         self._chain: Native | None = _owned(
             C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         )
-        self._last: Native | None = None  # the link that chooses: a draw, mirostat or greedy
-        self._draws = False  # the last link is a draw
+        self._last: Native | None = None  # the link that chooses: mirostat or greedy; a draw: None
+        self._seed: int | None = None  # of draws
         self._is_greedy = False
         self._random_links = False  # earlier links are random too
         self.has_memory = False  # the result depends on accepted tokens
-        self._grammar: Native | None = None
-        self._lazy: LazyGrammar | None = None  # until its trigger appears
-        self._started: Native | None = None  # the lazy grammar after the token about to be accepted
+        self._n_accepted = 0
         n = model.n_vocab
         self._ids = np.arange(n, dtype=np.int32)
         self._candidates = np.zeros(n, _CANDIDATE)
@@ -154,71 +177,32 @@ class SamplerChain:
         return self._end(C.llama_sampler_init_mirostat_v2(seed, tau, eta))
 
     def draw(self, seed: int) -> SamplerChain:
-        """Draw from the remaining tokens, one random number per token. The last link."""
-        self._draws = True
-        return self._end(C.llama_sampler_init_dist(seed))
+        """Draw from the remaining tokens. Takes the place of a last link."""
+        self._seed = seed
+        return self
 
     def greedy(self) -> SamplerChain:
         """Take the most likely of the remaining tokens. The last link."""
         self._is_greedy = True
         return self._end(C.llama_sampler_init_greedy())
 
-    def grammar(self, gbnf: str, root: str = "root", triggers: Sequence[str] = ()) -> SamplerChain:
-        """Constrain the text to a GBNF grammar; with ``triggers``, regular expressions, only once
-        one of them matches, from its first group on.
-
-        Raises GrammarError with llama.cpp's reason if it does not parse.
-        """
-        if triggers:
-            self._lazy = LazyGrammar(self.model, gbnf, root, triggers)
-        else:
-            self._grammar = load_grammar(self.model, gbnf, root)
-        return self
-
     def sample(self, output: Output, row: int) -> int:
-        if self._grammar is None:
-            return self._sample(output.logits(row))
-        with Watched("a grammar", GRAMMAR_SECONDS):
-            return self._sample(output.logits(row))
-
-    def _sample(self, logits: Floats) -> int:
-        token = self._apply(logits)
-        if self._grammar is not None and not grammar_allows(self._grammar, token):
-            token = self._apply(logits, constrained=True)
-        rejected: list[int] = []
-        while not self._starts_or_waits(token):
-            rejected.append(token)
-            token = self._apply(logits, rejected=rejected)
-        self._accept(token)
+        token = self._choose(output.logits(row))
+        self.accept(token)
         return token
 
     def accept(self, token: int) -> None:
-        """Tell every link that ``token`` is part of the text. Raises GrammarError if ``token``
-        triggers a lazy grammar that rejects it."""
-        if not self._starts_or_waits(token):
-            raise GrammarError(f"the grammar does not allow token {token} here")
-        self._accept(token)
-
-    def _starts_or_waits(self, token: int) -> bool:
-        """Start a lazy grammar if ``token`` triggers it; False if the grammar rejects the token."""
-        if self._lazy is not None and self._lazy.triggered_by(token):
-            self._started = self._lazy.started_with(token)
-            return self._started is not None
-        return True
-
-    def _accept(self, token: int) -> None:
-        if self._started is not None:
-            self._grammar, self._started, self._lazy = self._started, None, None
-        elif self._lazy is not None:
-            self._lazy.accept(token)
-        elif self._grammar is not None:
-            C.llama_sampler_accept(self._grammar.handle, token)
-        for link in self._links():
-            C.llama_sampler_accept(link.handle, token)
+        """Tell the constraint and every link that ``token`` is part of the text."""
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        self._n_accepted += 1
+        C.llama_sampler_accept(self._links().handle, token)
+        if self._last is not None:
+            C.llama_sampler_accept(self._last.handle, token)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Pass the prompt to the penalties; a grammar applies only to the text after it."""
-        chain, _ = self._links()
+        """Pass the prompt to the penalties; a constraint applies only to the text after it."""
+        chain = self._links()
         for token in tokens:
             C.llama_sampler_accept(chain.handle, token)
 
@@ -227,18 +211,16 @@ class SamplerChain:
         for all but the most likely one without a draw.
 
         Raises InvalidParameter if there is none: mirostat adapts while drawing, XTC is random, and
-        a grammar only checks the drawn token.
+        a constraint follows only the accepted text.
         """
-        has_grammar = self._grammar is not None or self._lazy is not None
-        has_distribution = self._draws or self._is_greedy
-        if not has_distribution or self._random_links or has_grammar:
+        has_distribution = self._seed is not None or self._is_greedy
+        if not has_distribution or self._random_links or self._constraint is not None:
             raise InvalidParameter(
                 "rejection and typical acceptance need a distribution, which mirostat, XTC, "
                 "grammars and JSON schemas do not provide; use verify=match with them"
             )
         self._fill(logits)
-        chain, _ = self._links()
-        C.llama_sampler_apply(chain.handle, ctypes.byref(self._array))
+        C.llama_sampler_apply(self._links().handle, ctypes.byref(self._array))
         left = self._left()
         if self._is_greedy:
             best = int(left["logit"].argmax())
@@ -267,46 +249,48 @@ class SamplerChain:
         ).view(_CANDIDATE)
 
     def copy_state(self) -> SamplerChain:
-        """A copy of the chain with its state, without the grammar."""
+        """A copy of the chain with its state, without the constraint."""
         other = SamplerChain(self.model)
-        chain, last = self._links()
-        other._chain = _owned(C.llama_sampler_clone(chain.handle))
-        other._last = _owned(C.llama_sampler_clone(last.handle))
-        other._draws, other._random_links = self._draws, self._random_links
+        other._chain = _owned(C.llama_sampler_clone(self._links().handle))
+        if self._last is not None:
+            other._last = _owned(C.llama_sampler_clone(self._last.handle))
+        other._seed, other._random_links = self._seed, self._random_links
         other._is_greedy, other.has_memory = self._is_greedy, self.has_memory
+        other._n_accepted = self._n_accepted
         return other
 
-    def _links(self) -> tuple[Native, Native]:
-        """The chain, and the link that chooses."""
-        if self._chain is None or self._last is None:
+    def _links(self) -> Native:
+        """The chain, without the link that chooses."""
+        if self._chain is None or (self._last is None and self._seed is None):
             raise RuntimeError("the sampler is closed, or has no last link")
-        return self._chain, self._last
+        return self._chain
 
-    def _fill(self, logits: Any) -> None:
-        candidates = self._candidates
-        candidates["id"] = self._ids
-        candidates["logit"] = logits
-        array = self._array
+    def _fill(self, logits: Floats) -> None:
+        candidates, array = self._candidates, self._array
+        if self._constraint is None:
+            candidates["id"] = self._ids
+            candidates["logit"] = logits
+            array.size = len(candidates)
+        else:
+            allowed = _some(self._constraint.allowed())
+            array.size = n = len(allowed)
+            candidates["id"][:n] = allowed
+            candidates["logit"][:n] = logits[allowed]
         array.data = self._data  # XTC drops candidates by moving the pointer
-        array.size = len(candidates)
         array.selected = -1
         array.sorted = False
 
-    def _apply(
-        self, logits: Any, *, constrained: bool = False, rejected: Sequence[int] = ()
-    ) -> int:
+    def _choose(self, logits: Floats) -> int:
         self._fill(logits)
-        array, candidates = self._array, self._candidates
-        if constrained:
-            assert self._grammar is not None
-            C.llama_sampler_apply(self._grammar.handle, ctypes.byref(array))
-        candidates["logit"][list(rejected)] = -np.inf
-        if (constrained or rejected) and not np.isfinite(candidates["logit"]).any():
-            raise GrammarError(
-                "the grammar allows none of the model's tokens here; loosen the grammar"
-            )
-        for link in self._links():
-            C.llama_sampler_apply(link.handle, ctypes.byref(array))
+        array = self._array
+        C.llama_sampler_apply(self._links().handle, ctypes.byref(array))
+        if self._last is None:
+            assert self._seed is not None
+            left = self._left()
+            sums = left["logit"] + gumbel_noise(left["id"], self._seed, self._n_accepted)
+            array.selected = int(sums.argmax())
+        else:
+            C.llama_sampler_apply(self._last.handle, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
     def _add(self, link: Any) -> SamplerChain:
@@ -319,10 +303,41 @@ class SamplerChain:
         return self
 
     def close(self) -> None:
-        """Free the chain and the grammar. Idempotent."""
-        self._chain = self._last = self._grammar = self._started = None
+        """Free the chain. Idempotent."""
+        self._chain = self._last = None
 
 
 def _owned(sampler: Any) -> Native:
     """A ``llama_sampler *`` that is freed once nothing uses it."""
     return Native(sampler, C.llama_sampler_free)
+
+
+def _some(allowed: Ids) -> Ids:
+    if not len(allowed):
+        raise GrammarError("the grammar allows none of the model's tokens here; loosen the grammar")
+    return allowed
+
+
+_PRIMES = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MASK = 2**64 - 1
+
+
+def gumbel_noise(ids: Ids, seed: int, position: int) -> npt.NDArray[np.float64]:
+    """A standard Gumbel number for each token id, always the same for a seed and a position.
+
+    Hashes the three by the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
+    pseudorandom number generators").
+    """
+    key = (seed * _PRIMES[0] + position * _PRIMES[1]) & _MASK
+    key = ((key ^ key >> 29) * _PRIMES[2]) & _MASK
+    z = ids.astype(np.uint64)
+    z *= np.uint64(_PRIMES[0])
+    z += np.uint64(key ^ key >> 32)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_PRIMES[2])
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_PRIMES[3])
+    z ^= z >> np.uint64(31)
+    uniform = ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise

@@ -232,6 +232,7 @@ class Auto(Drafter):
     def keep(self, tree: TokenTree, nodes: list[int]) -> None:
         """Drop the other drafts, and record whose drafts the ``nodes`` are."""
         tree.keep(nodes)
+        tree.sources.clear()
         new = dict(zip(nodes, range(1, len(nodes) + 1), strict=True))
         for source in reversed(self._asked):  # a draft of several counts as the first one's
             source.nodes = [new[node] for node in source.nodes if node in new]

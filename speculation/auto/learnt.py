@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 
 from batching.llama.context import Context
 from batching.llama.hardware import build_info
+from batching.replacing import replacing
 from speculation.auto.calibration import measure
-from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
 _VERSION = 14  # of the contents; older files are ignored
@@ -28,7 +28,7 @@ def load(path: Path) -> dict[str, Any]:
     """What was saved in ``path``; empty if there is nothing readable."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -49,18 +49,16 @@ def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=".partial", delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(learnt, file)
-        Path(file.name).replace(path)
+        with replacing(path) as file:
+            file.write(json.dumps(learnt).encode())
     except OSError:
         return
 
 
 def states(learnt: dict[str, Any], key: str) -> dict[str, Any]:
-    """The states saved under ``key``; empty if there are none."""
-    return _dict(_dict(learnt, "states"), key)
+    """The states saved under ``key``, without damaged ones; empty if there are none."""
+    found = _dict(_dict(learnt, "states"), key)
+    return {name: state for name, state in found.items() if _are_numbers(state)}
 
 
 def cost(
@@ -74,10 +72,32 @@ def cost(
     """
     try:
         data = learnt["cost"]
-        near, far = (curve and CostCurve(**curve) for curve in (data["near"], data["far"]))
-        return Cost(near, far, shape=data["shape"], weights=data["weights"])
-    except (KeyError, TypeError, ValueError, AttributeError):  # missing, or another format
+        near, far = _curve(data["near"]), data["far"]
+        far = None if far is None else _curve(far)
+        shape, weights = data["shape"], data["weights"]
+        for given in (shape, weights):
+            if not _are_numbers(given) or len(given) != len(near.sizes) or min(given) <= 0:
+                raise ValueError("not a number for each size")
+        return Cost(near, far, shape=shape, weights=weights)
+    except (KeyError, TypeError, ValueError):  # missing, damaged or of another format
         return measure(context, progress=progress)
+
+
+def _curve(data: Any) -> CostCurve:
+    """A curve as it was saved. Raises TypeError and ValueError."""
+    curve = CostCurve(**data)
+    numbers = [*curve.sizes, *curve.seconds, curve.switch_seconds, curve.record_seconds]
+    are_sizes = all(isinstance(size, int) and size <= SIZES[-1] for size in curve.sizes)
+    if not are_sizes or not _are_numbers(numbers) or min(numbers) < 0:
+        raise ValueError("no curve")
+    return curve
+
+
+def _are_numbers(value: object) -> bool:
+    """Whether ``value`` is a list of numbers, none of them infinite or NaN."""
+    return isinstance(value, list) and all(
+        type(item) in (int, float) and abs(item) < 1e300 for item in value
+    )
 
 
 def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:

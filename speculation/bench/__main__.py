@@ -10,7 +10,7 @@ from speculation.bench.device import describe_context, describe_device, describe
 from speculation.bench.html_report import check_folder, command_line, write_report
 from speculation.bench.json_file import check_writable, write_json
 from speculation.bench.list_methods import list_methods
-from speculation.bench.options import Options, parse_options
+from speculation.bench.options import PROG, Options, parse_options
 from speculation.bench.plots import require_matplotlib
 from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
@@ -23,10 +23,12 @@ from speculation.system.console import INTERRUPTED, OK, run_command
 from speculation.text import Text
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Run the benchmark; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    return run_command(lambda: _bench(parse_options(given), command_line(given)), "interrupted")
+    return run_command(
+        lambda: _bench(parse_options(given, prog), command_line(given)), "interrupted"
+    )
 
 
 def _bench(options: Options, command: str) -> int:

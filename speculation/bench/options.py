@@ -22,6 +22,7 @@ from speculation.methods import load_method_file, parse_method
 from speculation.registry import PAIRED, default_model, heads_for, resolve
 from speculation.sampling import SamplingParams
 
+PROG = "python -m speculation.bench"
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
 # Of flags that a suite may refuse or give another default.
 DEFAULTS = {
@@ -42,14 +43,14 @@ always runs: how much faster it is, why, and whether the text is the same.
 
 EPILOG = """\
 examples
-  python -m speculation.bench --limit 2
+  {prog} --limit 2
       the default methods on two of the built-in prompts of each category
-  python -m speculation.bench --model qwen2.5-7b-instruct --methods prompt-lookup \\
+  {prog} --model qwen2.5-7b-instruct --methods prompt-lookup \\
       "lookahead:window=7,ngram=5,guesses=7" --categories chat edit-code --json result.json
       a model from models.txt, a method with parameters, two categories; results saved as JSON
-  python -m speculation.bench --model story.gguf --raw --prompt "Once upon a time" --repeat 5
+  {prog} --model story.gguf --raw --prompt "Once upon a time" --repeat 5
       a model without a chat template, one prompt, five runs of each method
-  python -m speculation.bench --suite cost --report report
+  {prog} --suite cost --report report
       what a batch of several tokens costs here, with an HTML report
 
 methods
@@ -194,9 +195,9 @@ class Options(RunOptions):
         }
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
+def parse_options(arguments: Sequence[str] | None = None, prog: str = PROG) -> Options:
     """Read the command line. Exits with code 2 when it is wrong, as argparse does."""
-    parser = _parser()
+    parser = _parser(prog)
     values = vars(parser.parse_args(arguments))
     suite = values["suite"] = SUITES[values["suite"]]
     for name in suite.refused:
@@ -225,11 +226,11 @@ def complete(
             values[name] = default
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m speculation.bench",
+        prog=prog,
         description=DESCRIPTION,
-        epilog=EPILOG.replace(
+        epilog=EPILOG.replace("{prog}", prog).replace(
             "{suites}", "\n  ".join(f"{name:8} {suite.title}" for name, suite in SUITES.items())
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from batching.errors import InvalidParameter
 from batching.llama.model import Model
 from batching.tree import NO_LIMIT
+from speculation.chat.reasoning import LONGEST_MARK, start_of_answer
 
 
 class Token(NamedTuple):
@@ -26,15 +27,25 @@ class Token(NamedTuple):
 class ReplyText:
     """The generated text. ``take`` adds the tokens of a step, ``release`` returns those to show.
 
-    Text that may turn out to be part of a stop string is held back.
+    Text that may turn out to be part of a stop string is held back. Stop strings count only in
+    the answer, not in the reasoning before it.
 
     ids      the tokens, including an end-of-generation token
     ends     tokens after which the text may end for a reason other than its length
     stopped_by  the stop string that occurred, before which the text ends; empty while there is none
     """
 
-    def __init__(self, model: Model, stop: Sequence[str] = (), max_tokens: int | None = None):
-        """Raises InvalidParameter for an empty stop string."""
+    def __init__(
+        self,
+        model: Model,
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        opening: str = "",
+    ) -> None:
+        """``opening`` is the opening mark of the reasoning if the prompt ended with it.
+
+        Raises InvalidParameter for an empty stop string.
+        """
         stop = [stop] if isinstance(stop, str) else stop
         if any(not text for text in stop):
             raise InvalidParameter("a stop string is empty; leave it out")
@@ -43,6 +54,9 @@ class ReplyText:
         self.stopped_by = ""
         self._model = model
         self._stop = tuple(stop)
+        self._opening = opening
+        self._answer: int | None = 0  # where the answer starts; None while the model reasons
+        self._is_settled = not stop  # that does not change any more
         self._max_tokens = NO_LIMIT if max_tokens is None else max_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_whole = True  # the text does not end inside a character
@@ -91,8 +105,14 @@ class ReplyText:
     def _completes_stop(self, piece: str) -> bool:
         """Whether the last ``piece`` completes a stop string; if so, cuts the text before it."""
         before = len(self._joined)
+        if not self._is_settled:
+            self._answer = start_of_answer(self.shown, self._opening, before)
+            if self._answer is None:
+                return False
+            before = max(before, self._answer)
+            self._is_settled = self._answer > 0 or len(self._joined) > LONGEST_MARK
         for stop in self._stop:
-            at = self.shown.find(stop, max(0, before - len(stop) + 1))
+            at = self.shown.find(stop, max(self._answer or 0, before - len(stop) + 1))
             if at >= 0:
                 self.stopped_by = stop
                 self._joined = self._joined[:at]
@@ -110,7 +130,8 @@ class ReplyText:
         self._held += zip(ids, pieces, drafted, strict=True)
         if self.stopped_by:
             return self._cut()
-        keep = max(_overlap(self._joined, stop) for stop in self._stop)
+        answer = len(self._joined) if self._answer is None else self._answer
+        keep = max(_overlap(self._joined[answer:], stop) for stop in self._stop)
         n_free = len(self._joined) - keep
         found = []
         while self._held and self._n_shown + len(self._held[0][1]) <= n_free:
@@ -144,7 +165,9 @@ class ReplyText:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
-    for n in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:n]):
-            return n
+    at = max(0, len(text) - len(stop) + 1)
+    while (at := text.find(stop[0], at)) >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at += 1
     return 0

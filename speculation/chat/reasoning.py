@@ -17,16 +17,38 @@ _MARKS = (
     (r"\[THINK\]", r"\[/THINK\]"),
     # Gemma 4
     (r"<\|channel>thought\b", r"<channel\|>"),
-    # gpt-oss, which may also answer without reasoning
+    # gpt-oss, which may also answer, or call a tool, without reasoning
     (
-        r"<\|channel\|>(?:analysis<\|message\|>)?",
-        r"(?:<\|end\|>\s*<\|start\|>assistant\s*<\|channel\|>)?final<\|message\|>",
+        r"<\|channel\|>analysis<\|message\|>",
+        r"<\|end\|>\s*<\|start\|>assistant\s*(?:<\|channel\|>(?:final|commentary)<\|message\|>)?",
     ),
+    (r"<\|channel\|>(?:final|commentary)<\|message\|>", ""),
 )
 # Patterns of the text before and after the reasoning, which belongs to neither part of the reply.
 REASONING_MARKS = tuple((rf"\s*{before}\n*", rf"{after}\n*") for before, after in _MARKS)
 _PATTERNS = tuple((re.compile(before), re.compile(after)) for before, after in REASONING_MARKS)
+LONGEST_MARK = 64  # characters
 _AT_END = re.compile(rf"(?:{'|'.join(before for before, _ in _MARKS)})\s*\Z")
+_NAMED_MARK = re.compile(r"</?((?:\w+:)?think(?:ing)?(?::\w+)?)>")
+
+
+class Thinking(NamedTuple):
+    """The marks before and after a model's reasoning, and before its answer, as it writes them."""
+
+    opening: str
+    close: str
+    answer: str = ""
+
+
+_WRITTEN = (
+    Thinking("[THINK]", "[/THINK]"),
+    Thinking("<|channel>thought", "<channel|>"),
+    Thinking(
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant",
+        "<|channel|>final<|message|>",
+    ),
+)
 
 
 class ReasoningSpan(NamedTuple):
@@ -63,7 +85,29 @@ def answer_of(text: str, opening: str = "") -> str:
     return text[found.answer :]
 
 
+def start_of_answer(text: str, opening: str = "", n_seen: int = 0) -> int | None:
+    """Where the answer starts in a reply; None while the model reasons.
+
+    The first ``n_seen`` characters had no answer yet. ``opening`` as in ``find_reasoning``.
+    """
+    whole, n_opening = opening + text, len(opening)
+    for before, after in _PATTERNS:
+        if (start := before.match(whole)) is not None:
+            end = after.search(whole, max(start.end(), n_opening + n_seen - LONGEST_MARK))
+            return None if end is None or end.end() == len(whole) else end.end() - n_opening
+    return 0
+
+
 def opening_of(prompt: str) -> str:
     """The opening mark of reasoning at the end of a prompt; empty if there is none."""
     found = _AT_END.search(prompt, max(0, len(prompt) - 64))
     return found[0] if found else ""
+
+
+def thinking_marks(text: str) -> Thinking | None:
+    """The marks of a model by its chat template or by an opening mark; None if it has none."""
+    for marks in _WRITTEN:
+        if marks.opening in text:
+            return marks
+    found = _NAMED_MARK.search(text)
+    return None if found is None else Thinking(f"<{found[1]}>", f"</{found[1]}>")

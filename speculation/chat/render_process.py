@@ -26,6 +26,7 @@ from batching.errors import InvalidParameter, SpeculationError, UnsupportedModel
 SECONDS = 5.0
 MEMORY = 1 << 30  # bytes of address space
 CHARACTERS = 1_000_000  # plus ten times those in the messages
+LARGE = 1 << 18  # bytes
 
 _START_SECONDS = 60.0
 _RENDERER = Path(__file__).with_name("renderer.py")
@@ -34,10 +35,12 @@ _RENDERER = Path(__file__).with_name("renderer.py")
 class RenderProcess:
     """The child process. Starts with the first request, and again after a failure.
 
-    Thread-safe; runs one request at a time.
+    Thread-safe; runs one request at a time. Requests of more than LARGE bytes go to ``large``, if
+    it is given, so that the others do not wait for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, large: RenderProcess | None = None) -> None:
+        self._large = large
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
@@ -65,6 +68,8 @@ class RenderProcess:
             process.kill()  # before taking the lock, which a running request holds
         with self._lock:
             self._stop()
+        if self._large is not None:
+            self._large.close()
 
     def _ask(self, request: Mapping[str, Any], characters: int) -> dict[str, Any]:
         limits = {"seconds": SECONDS, "memory": MEMORY, "characters": characters}
@@ -72,11 +77,12 @@ class RenderProcess:
             line = json.dumps({**request, **limits}).encode() + b"\n"
         except (TypeError, ValueError) as error:
             raise InvalidParameter(str(error)) from error
-        with self._lock:
-            process = self._running()
-            answer: dict[str, Any] | None = self._exchange(process, line, SECONDS)
+        asked = self._large if self._large is not None and len(line) > LARGE else self
+        with asked._lock:
+            process = asked._running()
+            answer: dict[str, Any] | None = asked._exchange(process, line, SECONDS)
             if answer is None or "exceeded" in answer:
-                self._stop()
+                asked._stop()
         if answer is None:
             raise _exceeded(f"took longer than {SECONDS:g} s")
         if answer.get("exceeded") == "characters":
@@ -160,5 +166,5 @@ def _not_started(reason: str) -> SpeculationError:
     )
 
 
-RENDERER = RenderProcess()
+RENDERER = RenderProcess(RenderProcess())
 atexit.register(RENDERER.close)

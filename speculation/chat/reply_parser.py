@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from speculation.chat.prefixes import beginning_of, n_settled
 from speculation.chat.reasoning import REASONING_MARKS
-from speculation.chat.tools import ToolFormat
+from speculation.chat.tool_format import ID, INDEX, ToolFormat, atoms
+from speculation.chat.tools import ANY_TYPE, STRING, Tool, parameter_types, value_of
 
 
 @dataclass(frozen=True)
@@ -49,20 +53,28 @@ class ReplyParser:
     """Reads a reply piece by piece. ``feed`` returns what is certain, ``finish`` the rest.
 
     Holds back only text that may still become a mark. Marks, and white space beside calls, are in
-    no delta. Text that looks like a call but is none becomes content. JSON arguments are passed on
-    as they arrive, so those of a reply that ends inside a call are incomplete.
+    no delta. Text that looks like a call but is none becomes content. Arguments are passed on as
+    they arrive, so those of a reply that ends inside a call are incomplete: ``in_call``.
     """
 
-    def __init__(self, format_: ToolFormat | None, opening: str = "") -> None:
+    def __init__(
+        self, format_: ToolFormat | None, opening: str = "", tools: Sequence[Tool] = ()
+    ) -> None:
         """``format_`` None looks for no calls; ``opening`` is the opening mark of reasoning if the
-        prompt ended with it."""
+        prompt ended with it; ``tools`` tell strings from other arguments where a model's calls do
+        not."""
         self._format = format_
+        self._patterns = _NO_CALLS if format_ is None else _patterns(format_)
+        self._types = parameter_types(tools) if format_ and format_.parameters else {}
         self._held = opening
         self._read: Callable[[bool], list[Delta]] = self._read_start
         self._close = ""  # pattern of the mark after the reasoning
         self._n_calls = 0
         self._at_call = True  # a call without a mark may start here
         self._json = _JsonEnd()
+        self._name = ""  # of the present call
+        self._n_keys = 0  # of its arguments so far
+        self._value: frozenset[str] | None = None  # types of the argument being read
 
     def feed(self, text: str) -> list[Delta]:
         """Add the next part of the reply."""
@@ -72,6 +84,11 @@ class ReplyParser:
     def finish(self) -> list[Delta]:
         """What is still held back, after the reply has ended."""
         return self._advance(last=True)
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the arguments of a call have begun and not ended."""
+        return self._read in (self._read_json, self._read_parameters, self._read_notation)
 
     def _advance(self, last: bool) -> list[Delta]:
         deltas: list[Delta] = []
@@ -100,15 +117,17 @@ class ReplyParser:
 
     def _read_reasoning(self, last: bool) -> list[Delta]:
         found = re.search(self._close, self._held)
-        if found is not None and (last or found.end() < len(self._held)):
-            self._read = self._read_answer
-            return [Reasoning(self._take(found.end())[: found.start()])]
+        if found is not None:
+            may_go_on = beginning_of(self._close).fullmatch(self._held, found.start())
+            if last or may_go_on is None:
+                self._read = self._read_answer
+                return [Reasoning(self._take(found.end())[: found.start()])]
         return [Reasoning(self._take(None if last else n_settled(self._held, self._close)))]
 
     def _read_answer(self, last: bool) -> list[Delta]:
         if self._format is None:
             return [Content(self._take())]
-        head, bare = self._format.head, self._format.bare if self._at_call else ""
+        head, bare = self._patterns.head, self._patterns.bare if self._at_call else ""
         found = (re.match(bare, self._held) if bare else None) or re.search(head, self._held)
         if found is not None:
             before = Content(self._take(found.start()))
@@ -117,6 +136,9 @@ class ReplyParser:
                 return [before]
             self._take(found.end() - 1 - found.start())
             self._read, self._json = self._read_json, _JsonEnd()
+            if self._format.parameters:
+                self._read = self._read_parameters
+                self._n_keys, self._value = 0, None
             return [before, self._start(found.groups()[-1])]
         n = n_settled(self._held, head)
         if last:
@@ -128,20 +150,75 @@ class ReplyParser:
 
     def _start(self, name: str) -> CallStart:
         self._n_calls += 1
+        self._name = name
         return CallStart(self._n_calls - 1, name)
+
+    def _arguments(self, text: str) -> CallArguments:
+        return CallArguments(self._n_calls - 1, text)
 
     def _read_json(self, last: bool) -> list[Delta]:
         end = self._json.find(self._held)
         if end is not None:
             self._read = self._read_tail
-        return [CallArguments(self._n_calls - 1, self._take(end))]
+        return [self._arguments(self._take(end))]
+
+    def _read_parameters(self, last: bool) -> list[Delta]:
+        """Read arguments that are written one by one."""
+        deltas: list[Delta] = []
+        key, after, tail = self._patterns.key, self._patterns.after, self._patterns.tail
+        while True:
+            if self._value is not None:
+                found = self._end_of_value(last)
+                if self._value == STRING:
+                    n = len(self._held) if last else n_settled(self._held, after)
+                    text = self._take(n if found is None else found.start())
+                    deltas.append(self._arguments(json.dumps(text, ensure_ascii=False)[1:-1]))
+                if found is None:
+                    return deltas
+                text = self._take(len(found[0]) if self._value == STRING else found.end())
+                if self._value == STRING:
+                    deltas.append(self._arguments('"'))
+                else:
+                    text = text[: found.start()]
+                    deltas.append(self._arguments(_dumped(value_of(text, self._value), text)))
+                self._value = None
+            elif (found := re.match(key, self._held)) and (last or found.end() < len(self._held)):
+                self._take(found.end())
+                types = self._types.get(self._name, {}).get(found[1], ANY_TYPE)
+                is_string = found[2] is not None or types == STRING
+                self._value = STRING if is_string else types
+                separator = ", " if self._n_keys else "{"
+                self._n_keys += 1
+                text = f"{separator}{json.dumps(found[1], ensure_ascii=False)}: "
+                deltas.append(self._arguments(text + ('"' if is_string else "")))
+            elif any(beginning_of(each).fullmatch(self._held) for each in (key, tail)):
+                if re.fullmatch(tail, self._held) is None or not last:
+                    return deltas
+                break
+            else:
+                break
+        self._read = self._read_tail
+        return [*deltas, self._arguments("}" if self._n_keys else "{}")]
+
+    def _end_of_value(self, last: bool) -> re.Match[str] | None:
+        """What is after the argument that is being read. A value that must be JSON may have it in
+        its strings, too."""
+        found = re.finditer(self._patterns.after, self._held)
+        first = next(found, None)
+        if self._value is None or "string" in self._value or first is None:
+            return first
+        for match in (first, *found):
+            with suppress(ValueError):
+                json.loads(self._held[: match.start()])
+                return match
+        return first if last else None
 
     def _read_tail(self, last: bool) -> list[Delta]:
-        assert self._format is not None
-        is_beginning = beginning_of(self._format.tail).fullmatch(self._held) is not None
+        tail = self._patterns.tail
+        is_beginning = beginning_of(tail).fullmatch(self._held) is not None
         if is_beginning and not last:
             return []
-        found = re.match(self._format.tail, self._held)
+        found = re.match(tail, self._held)
         if found is not None:
             self._take(found.end())
         elif is_beginning:  # the reply ends before the call's closing mark
@@ -150,22 +227,28 @@ class ReplyParser:
         return []
 
     def _read_notation(self, last: bool) -> list[Delta]:
-        """Read a whole call in Gemma's notation."""
+        """Read a whole call whose arguments have bare keys."""
         assert self._format is not None
-        quote, tail = self._format.quote, self._format.tail
-        head = re.match(self._format.head, self._held)
+        quote, tail = self._format.quote, self._patterns.tail
+        head = re.match(self._patterns.head, self._held)
         assert head is not None
         parts = self._held[head.end() - 1 :].split(quote)  # every second one is a string
-        ends = ((i, re.search(tail, parts[i])) for i in range(0, len(parts), 2))
+        ends = ((i, re.search(r"\}\s*" + tail, parts[i])) for i in range(0, len(parts), 2))
         i, end = next(((i, end) for i, end in ends if end is not None), (0, None))
-        if end is None and not last:
+        name = head[head.lastindex or 0]
+        if end is None:
+            begun = _quoted(parts).removesuffix('"' if len(parts) % 2 == 0 else "")
+            return [self._start(name), self._arguments(begun)] if last else []
+        rest = parts[i][end.start() + 1 :].lstrip()
+        may_go_on = self._format.end and i == len(parts) - 1 and beginning_of(tail).fullmatch(rest)
+        if may_go_on and not last:
             return []
-        arguments = end and _to_json([*parts[:i], parts[i][: end.start()]])
+        arguments = _to_json([*parts[:i], parts[i][: end.start() + 1]])
         self._read, self._at_call = self._read_answer, bool(arguments)
-        if end is None or not arguments:
+        if not arguments:
             return [Content(self._take(head.end()))]
         self._held = quote.join([parts[i][end.end() :], *parts[i + 1 :]])
-        return [self._start(head[1]), CallArguments(self._n_calls - 1, arguments)]
+        return [self._start(name), self._arguments(arguments)]
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
@@ -183,21 +266,104 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
     return result
 
 
+NAME = "([a-zA-Z0-9_.-]+)"
+
+
+class _Patterns(NamedTuple):
+    """Regular expressions of a format's calls. White space may be anywhere in them.
+
+    head   a call up to and with the first character of its arguments; the last group is its name
+    bare   the same, for a call without a mark: at the start of an answer or after another call
+    tail   what is after the arguments
+    key    an argument's key and what is around it; its second group shows that a string follows
+    after  what is after an argument
+    """
+
+    head: str
+    bare: str = ""
+    tail: str = ""
+    key: str = ""
+    after: str = ""
+
+
+_NO_CALLS = _Patterns(head=r"[^\s\S]")
+
+
+@lru_cache(maxsize=16)
+def _patterns(format_: ToolFormat) -> _Patterns:
+    named = rf"{pattern_of(format_.opening)}{NAME}{pattern_of(format_.middle)}\s*"
+    tail = pattern_of(format_.close)
+    if format_.end:
+        tail += f"(?:{pattern_of(format_.end)})?"
+    key, after, start = "", "", r"\{"
+    parameters = format_.parameters
+    if parameters is not None:
+        starts = [text.lstrip()[:1] for text in (parameters.before, format_.close)]
+        start = f"[{''.join(map(re.escape, starts))}]" if all(starts) else r"[^\s]"
+        string = _outside(parameters.string, at_end=True)
+        value = _outside(parameters.value, at_end=True)
+        kinds = f"({string})|{value}" if string != value else rf"{value}|([^\s\S])"
+        key = rf"\s*(?:{pattern_of(parameters.between)})?{pattern_of(parameters.before)}"
+        key += rf"""([^<>"'=:,\n(){{}}\[\]]+)(?:{kinds})"""
+        after = _outside(parameters.after, at_end=False)
+    if format_.mark:
+        between = pattern_of(format_.between or "")
+        bare = rf"\s*{between}{named}{start}" if format_.begin else ""
+        return _Patterns(rf"\s*{pattern_of(format_.begin)}{named}{start}", bare, tail, key, after)
+    bare = rf"\s*;?\s*{pattern_of(format_.begin)}{named}{start}"
+    head = rf"\s*{re.escape(format_.tag)}{bare}" if format_.tag else _NO_CALLS.head
+    return _Patterns(head, bare, tail, key, after)
+
+
+def pattern_of(text: str) -> str:
+    """A regular expression for a text of a format, whatever white space a model writes in it."""
+    parts = []
+    for atom in atoms(text):
+        if atom == ID:
+            parts.append(r"[^\s\"<>\[\]]*")
+        elif atom == INDEX:
+            parts.append("[0-9]*")
+        elif atom.isspace():
+            parts.append(r"\s*")
+        else:
+            parts.append(rf"\s*{re.escape(atom)}\s*" if atom in "{}[]:," else re.escape(atom))
+    return re.sub(r"(\\s\*)+", lambda found: r"\s*", "".join(parts))
+
+
+def _outside(text: str, *, at_end: bool) -> str:
+    """A regular expression for a text beside a value, whose own white space stays in the value."""
+    bare = text.rstrip() if at_end else text.lstrip()
+    line = r"\n?" if len(bare) < len(text) else ""
+    return f"{pattern_of(bare)}{line}" if at_end else f"{line}{pattern_of(bare)}"
+
+
 _BARE_KEY = re.compile(r'([{,]\s*)([^\s"{}\[\],:]+)\s*:')
 
 
-def _to_json(parts: Sequence[str]) -> str | None:
-    """Gemma's notation as JSON. Every second part is a string, the others are what is around them.
-    None if the result is not an object."""
-    text = "".join(
-        json.dumps(part) if i % 2 else _BARE_KEY.sub(r'\1"\2":', part)
+def _quoted(parts: Sequence[str]) -> str:
+    """Text with bare keys as JSON. Every second part is a string, the others are around them."""
+    return "".join(
+        json.dumps(part, ensure_ascii=False) if i % 2 else _BARE_KEY.sub(r'\1"\2":', part)
         for i, part in enumerate(parts)
     )
+
+
+def _to_json(parts: Sequence[str]) -> str | None:
+    """An object with bare keys as JSON; None if it is none."""
+    text = _quoted(parts)
     try:
         value = json.loads(text)
     except ValueError:
         return None
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+    return _dumped(value, text) if isinstance(value, dict) else None
+
+
+def _dumped(value: Any, text: str) -> str:
+    """A value as JSON; the text that it was read from, if it has a number too large for Python."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return text.strip()
 
 
 class _JsonEnd:

@@ -7,15 +7,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
-from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
+from speculation.chat.reasoning import find_reasoning, opening_of
 from speculation.chat.render_process import RENDERER
-from speculation.chat.tools import Tool, checked_tools
+from speculation.chat.tool_format import described, tool_format, written_call
+from speculation.chat.tools import Tool, checked_tools, object_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,23 +85,17 @@ def render_messages(
     ``tools`` are functions that the model may call, in OpenAI's form; ``template_kwargs`` are more
     variables for the template. Raises InvalidParameter for an empty conversation, an invalid
     message or tool, messages that the template rejects (some accept no system message, or require
-    alternating roles), or ``thinking`` or tools if the template does not support them. Raises
-    UnsupportedModel for a template that exceeds a limit.
+    alternating roles), or ``thinking`` if the template does not support it. Raises UnsupportedModel
+    for a template that exceeds a limit.
     """
-    _check(messages)
     variables: dict[str, Any] = {
-        "messages": [_for_template(message, template) for message in messages],
+        "messages": [_for_template(message, template) for message in _plain_messages(messages)],
         "add_generation_prompt": True,
         "bos_token": bos_token,
         "eos_token": eos_token,
     }
     if tools:
         variables["tools"] = checked_tools(tools)
-    if _has_tools(messages, tools) and not knows_tools(template):
-        raise InvalidParameter(
-            "this model's chat template has no tools; leave out tools, tool calls and tool "
-            "messages, or choose a model that was trained to call tools"
-        )
     if thinking is not None:
         if not asks_for_thinking(template):
             raise InvalidParameter(
@@ -111,9 +107,10 @@ def render_messages(
         if name in RESERVED:
             raise InvalidParameter(f"template_kwargs cannot replace {name}; leave it out")
         variables[name] = value
-    n_given = sum(len(message["content"]) for message in variables["messages"])
-    if _has_tools(messages, tools):
-        n_given += len(json.dumps([variables["messages"], variables.get("tools")], default=str))
+    plain = variables["messages"]
+    n_given = sum(len(message["content"]) for message in plain)
+    if _has_tools(plain, tools) or any("reasoning_content" in message for message in plain):
+        n_given += len(json.dumps([plain, variables.get("tools")], default=str))
     try:
         return RENDERER.render(template, variables, n_given)
     except InvalidParameter as error:
@@ -123,25 +120,16 @@ def render_messages(
         ) from error
 
 
+@lru_cache(maxsize=16)
 def asks_for_thinking(template: str | None) -> bool:
     """Whether a chat template has a variable that turns reasoning on or off.
 
     False if the template is broken or exceeds a limit; rendering it then raises.
     """
-    return _reads(template, THINKING)
-
-
-def knows_tools(template: str | None) -> bool:
-    """Whether a chat template shows tools to the model. False as for ``asks_for_thinking``."""
-    return _reads(template, ("tools",))
-
-
-@lru_cache(maxsize=16)
-def _reads(template: str | None, variables: tuple[str, ...]) -> bool:
-    if not template or not any(name in template for name in variables):
+    if not template or not any(name in template for name in THINKING):
         return False
     try:
-        return not RENDERER.names(template).isdisjoint(variables)
+        return not RENDERER.names(template).isdisjoint(THINKING)
     except (InvalidParameter, UnsupportedModel):
         return False
 
@@ -154,58 +142,144 @@ def template_of(model: Model, *, tools: bool = False) -> str:
     return with_tools or model.chat_template or TRANSCRIPT_TEMPLATE
 
 
-def _check(messages: Sequence[Message]) -> None:
+def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates read them: without nulls, with arguments as objects, and with neither
+    two replies in a row nor names that OpenAI's API no longer uses."""
     if not messages:
         raise InvalidParameter("the conversation is empty; give at least one user message")
+    plain: list[dict[str, Any]] = []
     for message in messages:
-        fields: Mapping[str, Any] = message if isinstance(message, Mapping) else {}
-        content = fields.get("content")
-        if content is None and _calls(fields):
-            content = ""
-        if fields.get("role") not in CHAT_ROLES or not isinstance(content, str):
-            raise InvalidParameter(
-                f"invalid message {message!r:.120}; each needs a role ({', '.join(CHAT_ROLES)}) "
-                f"and a content string"
-            )
-
-
-def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
-    calls = message.get("tool_calls") if message.get("role") == ASSISTANT else None
-    return calls if isinstance(calls, Sequence) else ()
-
-
-def _has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-    return bool(tools) or any(m["role"] == "tool" or _calls(m) for m in messages)
+        following = _plain(message)
+        if plain and plain[-1]["role"] == following["role"] == ASSISTANT:
+            following = _as_one(plain.pop(), following)
+        plain.append(following)
+    return plain
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates read it: fields have values, and arguments are objects."""
-    plain = {k: v for k, v in message.items() if v is not None and k != "tool_calls"}
-    plain["content"] = message.get("content") or ""
-    if message["role"] == "developer":
-        plain["role"] = "system"
-    calls = [_plain_call(call) for call in _calls(message)]
-    return {**plain, "tool_calls": calls} if calls else plain
+    fields = dict(message) if isinstance(message, Mapping) else {}
+    content, role = fields.get("content"), str(fields.get("role"))
+    role = _NOW.get(role, role)
+    if content is None:
+        content = fields.pop("refusal", None) or ""
+    if role not in CHAT_ROLES or not isinstance(content, str):
+        raise InvalidParameter(
+            f"invalid message {message!r:.120}; each needs a role ({', '.join(CHAT_ROLES)}) "
+            f"and a content string"
+        )
+    calls = fields.pop("tool_calls", None) or ()
+    if not isinstance(calls, Sequence):
+        raise InvalidParameter(f"tool_calls is {calls!r:.80}; give a list of calls")
+    old = fields.pop("function_call", None)
+    if old is not None:
+        calls = [*calls, {"id": _old_id(old), "function": old}]
+    if fields.get("role") == "function":
+        fields.setdefault("tool_call_id", _old_id(fields))
+    plain = {key: value for key, value in fields.items() if value is not None}
+    plain = {**plain, "role": role, "content": content}
+    if calls and role == ASSISTANT:
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
+    return plain
 
 
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        function = call["function"]
-        arguments = function["arguments"] or "{}"
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        if isinstance(arguments, Mapping) and isinstance(function["name"], str):
-            return {**call, "type": "function", "function": {**function, "arguments": arguments}}
-    except (KeyError, TypeError, ValueError):
-        pass
-    raise InvalidParameter(
-        f"invalid tool call {call!r:.120}; each needs a function with a name, and arguments that "
-        f"are the text of a JSON object"
-    )
+_NOW = {"developer": "system", "function": "tool"}
+
+
+def _old_id(fields: Any) -> str:
+    """An id for a call that has none, by the name of its function."""
+    return f"call_{fields.get('name')}" if isinstance(fields, Mapping) else "call"
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    fields = call if isinstance(call, Mapping) else {}
+    function = fields.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidParameter(
+            f"invalid tool call {call!r:.120}; each needs a function with a name, and arguments "
+            f"that are a JSON object or the text of one"
+        )
+    arguments = object_of(function.get("arguments"))
+    return {**fields, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _as_one(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two messages in a row as one."""
+    joined = {**one, **other}
+    for key in ("content", "reasoning_content"):
+        texts = [message[key] for message in (one, other) if message.get(key)]
+        if texts or key == "content":
+            joined[key] = "\n\n".join(texts)
+    calls = [*one.get("tool_calls", ()), *other.get("tool_calls", ())]
+    return {**joined, "tool_calls": calls} if calls else joined
+
+
+def _has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+    return bool(tools) or any(m["role"] == "tool" or "tool_calls" in m for m in messages)
+
+
+def _in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools, calls and results as texts, for a template that has none of them."""
+    found: list[dict[str, Any]] = []
+    result: dict[str, Any] | None = None
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{content}\n</tool_response>"
+            is_next = bool(found) and found[-1] is result
+            made = {"role": "user", "content": text}
+            result = made = _as_one(found.pop(), made) if is_next else made
+        else:
+            calls = map(written_call, message.get("tool_calls", ()))
+            made = {key: value for key, value in message.items() if key != "tool_calls"}
+            made["content"] = "\n".join(text for text in (content, *calls) if text)
+        found.append(made)
+    known = checked_tools(tools)
+    return _with_system(found, described(known)) if known else found
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[dict[str, Any]]:
+    """The messages with more in the system message at their start."""
+    system = {"role": "system", "content": text}
+    if messages and messages[0]["role"] == "system":
+        return [_as_one(messages[0], system), *map(dict, messages[1:])]
+    return [system, *map(dict, messages)]
+
+
+def _accepted_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """A conversation, and others that say the same, for templates that reject it."""
+    form = list(messages)
+    yield form
+    if any("reasoning_content" in message for message in form):
+        form = [{k: v for k, v in m.items() if k not in _REASONING} for m in form]
+        yield form
+    systems = [message for message in form if message["role"] == "system"]
+    if systems and systems != form[: min(len(systems), 1)]:
+        form = [reduce(_as_one, systems), *(m for m in form if m["role"] != "system")]
+        yield form
+    joined: list[Message] = []
+    for message in form:
+        is_again = bool(joined) and joined[-1]["role"] == message["role"] == "user"
+        joined.append(_as_one(joined.pop(), message) if is_again else message)
+    if len(joined) < len(form):
+        form = joined
+        yield form
+    if systems and len(form) > 1:
+        first = {"role": "user", "content": form[0]["content"]}
+        is_user = form[1]["role"] == "user"
+        yield [_as_one(first, form[1]), *form[2:]] if is_user else [first, *form[1:]]
+
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def _for_template(message: Message, template: str) -> dict[str, Any]:
-    """A plain message with the ids that a template requires: Mistral's have nine characters."""
-    plain = _plain(message)
+    """A plain message with what a template requires: ids of nine characters, or another name of the
+    reasoning."""
+    plain = dict(message)
+    for name in _REASONING[1:]:
+        is_read = re.search(rf"""(?:\.|\[['"]|get\(['"]){name}\b""", template)
+        if is_read and plain.get("reasoning_content"):
+            plain.setdefault(name, plain["reasoning_content"])
     if "length != 9" not in template:
         return plain
     if plain["role"] == "tool":
@@ -240,13 +314,12 @@ class _Conversation:
         template_kwargs: Mapping[str, Any] | None = None,
         continue_last: bool | None = None,
     ) -> None:
-        _check(messages)
+        complete, self.begun = _plain_messages(messages), ""
+        has_tools = _has_tools(complete, tools)
         self._model = model
-        self._template = template_of(model, tools=_has_tools(messages, tools))
+        self._template = template_of(model, tools=has_tools)
         self.bos, self._eos = (_piece(model, name) for name in ("bos", "eos"))
         self._thinking = thinking
-        self._given = (tools, template_kwargs or {})
-        complete, self.begun = [_plain(message) for message in messages], ""
         last = complete[-1]
         is_answer = last["role"] == ASSISTANT and "tool_calls" not in last
         can_continue = is_answer and len(complete) > 1
@@ -257,11 +330,14 @@ class _Conversation:
             )
         if can_continue and continue_last is not False:
             self.begun = complete.pop()["content"]
-        self._messages = _without_reasoning(complete)
+        if has_tools and not tool_format(self._template).in_template:
+            complete, tools = _in_text(complete, tools), ()
+        self._given = (tools, template_kwargs or {})
+        self._messages: Sequence[Message] = _reasoning_apart(complete)
         self.text = self._render(self._messages, *self._given)
         self.opening = opening_of(self.text)
         if self.opening:
-            self._messages = _without_reasoning(complete, self.opening)
+            self._messages = _reasoning_apart(complete, self.opening)
             self.text = self._render(self._messages, *self._given)
 
     def parts(self) -> list[tuple[str, bool]]:
@@ -290,14 +366,15 @@ class _Conversation:
             "tools": tools,
             "template_kwargs": more,
         }
+        forms = _accepted_forms(messages)
         try:
-            return render_messages(self._template, messages, **given)
-        except InvalidParameter:
-            if len(messages) < 2 or messages[0]["role"] != "system":
-                raise
-            content = f"{messages[0]['content']}\n\n{messages[1]['content']}"
-            first = {"role": "user", "content": content}
-            return render_messages(self._template, [first, *messages[2:]], **given)
+            return render_messages(self._template, next(forms), **given)
+        except InvalidParameter as error:
+            refusal = error
+        for form in forms:
+            with suppress(InvalidParameter):
+                return render_messages(self._template, form, **given)
+        raise refusal
 
 
 def chat_text(model: Model, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
@@ -311,10 +388,12 @@ def chat_prompt(
 ) -> ChatPrompt:
     """Tokenize a conversation in the model's chat format, up to the assistant's reply.
 
-    Keyword arguments are the fields of ``ChatOptions``. The reasoning of earlier replies is
-    dropped, as in most templates. If the template rejects a system message, it is put in front of
-    the first user message. Control tokens spelled out in a message, a tool or the arguments of a
-    call stay plain text, so quoting one cannot end a turn. Raises as ``render_messages`` does.
+    Keyword arguments are the fields of ``ChatOptions``. The reasoning of earlier replies is apart
+    from their answers: the template decides which of it the model reads. If the template rejects
+    the conversation, system messages and turns of the same role are joined. If it has no tools, the
+    model reads them, calls and results as text. Control tokens spelled out in a message, a tool or
+    the arguments of a call stay plain text, so quoting one cannot end a turn. Raises as
+    ``render_messages`` does.
     """
     conversation = _Conversation(model, messages, **options)
     stop = TRANSCRIPT_STOPS if model.chat_template is None else ()
@@ -335,14 +414,18 @@ def chat_prompt(
     return ChatPrompt(tokens, inside, stop)
 
 
-def _without_reasoning(messages: Sequence[Message], opening: str = "") -> list[Message]:
-    """The messages, with reasoning removed from the assistant's."""
-    return [
-        {**message, "content": answer_of(message["content"], opening)}
-        if message["role"] == ASSISTANT
-        else message
-        for message in messages
-    ]
+def _reasoning_apart(messages: Sequence[Message], opening: str = "") -> list[Message]:
+    """The messages, with the reasoning in the assistant's contents in a field of its own."""
+    found = []
+    for message in messages:
+        content = message["content"]
+        span = find_reasoning(content, opening) if message["role"] == ASSISTANT else None
+        if span is not None and span.end < len(content):
+            reasoning = content[span.start : span.end].strip()
+            apart = {**message, "content": content[span.answer :]}
+            message = {"reasoning_content": reasoning, **apart} if reasoning else apart
+        found.append(message)
+    return found
 
 
 def _unclosed_opening(begun: str, opening: str) -> str:

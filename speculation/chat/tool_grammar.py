@@ -1,183 +1,511 @@
-"""Grammars that make models write valid calls to their tools. Pure."""
+"""Grammars that hold a reply to calls of its tools, or to a schema. Pure.
+
+They are written in llguidance's form of Lark, https://github.com/guidance-ai/llguidance. Rules have
+small letters; a lexeme (``TEXT``) is a regular expression. A lexeme of a ``[lazy]`` rule ends as
+soon as it matches, before a longer one could: that is how free text goes over into a call.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
 
 from batching.errors import GrammarError, InvalidParameter
-from batching.llama.grammar import json_schema_to_gbnf
-from speculation.chat.reasoning import REASONING_MARKS
-from speculation.chat.tools import Tool, ToolFormat, checked_tools
-
-
-class ToolGrammar(NamedTuple):
-    """A GBNF grammar; with ``triggers`` it applies once one of them matches the reply."""
-
-    gbnf: str
-    triggers: tuple[str, ...]
-
-
-def tool_grammar(
-    format_: ToolFormat,
-    tools: Sequence[Tool],
-    choice: str | Mapping[str, Any] = "auto",
-    parallel: bool = True,
-    opening: str = "",
-) -> ToolGrammar | None:
-    """A grammar for calls to ``tools``: of their names and, in JSON, of their parameters' schemas.
-
-    choice    OpenAI's tool_choice: ``auto`` leaves it to the model whether to call a tool;
-              ``required``, or ``{"type": "function", "function": {"name": …}}``, makes it call one,
-              after its reasoning if it reasons; ``none`` gives no grammar
-    parallel  whether a reply may have several calls
-    opening   the opening mark of reasoning if the prompt ends with it
-
-    Raises InvalidParameter, with the tool's name, for an invalid tool or an unknown choice.
-    """
-    functions = [tool["function"] for tool in checked_tools(tools)]
-    if isinstance(choice, Mapping):
-        wanted = choice.get("function")
-        name = wanted.get("name") if isinstance(wanted, Mapping) else None
-        functions = [function for function in functions if function["name"] == name]
-        if not functions:
-            raise InvalidParameter(f"tool_choice names {name!r:.80}, which is not among the tools")
-        parallel = False
-    elif choice not in ("auto", "required", "none"):
-        raise InvalidParameter(
-            f"tool_choice is {choice!r:.80}; give auto, required, none or a function of the tools"
-        )
-    if choice == "none" or not functions:
-        return None
-    names = [function["name"] for function in functions]
-    rules = _notation(format_.quote) if format_.quote else _arguments(functions)
-    calls = [
-        format_.call.replace("ARGUMENTS", f"alternative-{i}").replace("NAME", name)
-        for i, name in enumerate(names)
-    ]
-    before, between, after = format_.calls
-    more = f"({between} call)*" if parallel else ""
-    rules += ["gap ::= [ \\n]{0,4}", f"call ::= {' | '.join(calls)}"]
-    rules.append(f"calls ::= {before} call {more} {after}")
-    if choice == "auto":
-        either = "|".join(map(re.escape, names))
-        triggers = [trigger.replace("NAMES", either) for trigger in format_.triggers]
-        outside = tuple(start + trigger for start in _starts(opening) for trigger in triggers)
-        return ToolGrammar("\n".join(["root ::= calls", *rules]), outside)
-    return ToolGrammar("\n".join([*_after_reasoning(opening), *rules]), ())
-
-
-def _starts(opening: str) -> list[str]:
-    """Patterns of a reply up to its answer: without reasoning, and with each kind of marks."""
-    if opening:
-        return [
-            rf"\A[\s\S]*?{after}"
-            for before, after in REASONING_MARKS
-            if re.fullmatch(before, opening)
-        ]
-    befores = "|".join(before for before, _ in REASONING_MARKS)
-    reasoning = [rf"\A{before}[\s\S]*?{after}" for before, after in REASONING_MARKS]
-    return [rf"\A(?!{befores})", *reasoning]
-
-
-# The marks that reasoning may start and end with, when the model writes both.
-_LITERAL_MARKS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel>thought", "<channel|>"),
+from speculation.chat.reasoning import Thinking
+from speculation.chat.reply_parser import pattern_of
+from speculation.chat.tool_format import ID, INDEX, Parameters, ToolFormat, atoms
+from speculation.chat.tools import (
+    STRING,
+    Tool,
+    ToolChoice,
+    chosen,
+    is_strict,
+    referred,
+    types_of,
 )
+from speculation.json_schema import followed, tell
+
+_TEXT = r"/(.|\n)*/"
+_GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
+_SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in every form
+_REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
-def _after_reasoning(opening: str) -> list[str]:
-    """Rules for calls after reasoning; it may be left out unless ``opening`` has started it."""
-    opening = opening.strip()
-    marks = dict(_LITERAL_MARKS)
-    if opening:
-        marks = {opening: marks.get(opening, f"{opening[:1]}/{opening[1:]}")}
-    rules, options = [], []
-    for i, (before, after) in enumerate(marks.items()):
-        rules += _until(after, f"thought-{i}")
-        options.append(f"thought-{i}-0" if opening else f'"{before}" thought-{i}-0')
-    optional = "" if opening else "?"
-    return [f"root ::= ({' | '.join(options)}){optional} gap calls", *rules]
+def reply_grammar(
+    special: Callable[[str], int | None],
+    format_: ToolFormat | None = None,
+    tools: Sequence[Tool] = (),
+    choice: ToolChoice = "auto",
+    *,
+    parallel: bool = True,
+    answer: str | Mapping[str, Any] | bool | None = None,
+    strict: bool = False,
+    thinking: Thinking | None = None,
+    begun: bool = False,
+    budget: int | None = None,
+    ends: Collection[int] = (),
+    others: Collection[int] = (),
+) -> str | None:
+    """A grammar for calls of ``tools``, for an ``answer`` by a JSON schema, or for either; None if
+    nothing is asked for.
+
+    special   the token that has exactly this text, if it is a control token; else None
+    choice    OpenAI's tool_choice. With ``auto``, text is free, and a call's first mark begins what
+              is held; free text may follow. With a schema, calls or an answer come first
+    parallel  whether a reply may have several calls
+    strict    whether the schema of the answer must be kept in full
+    thinking  the marks of the reasoning that may come first; ``begun`` if the prompt ends with the
+              opening one
+    budget    the most tokens of reasoning: then its closing mark is forced. If the mark is no token
+              that ``special`` knows, it is forced after four characters for each token
+    ends      tokens that end a reply
+    others    all control tokens: free text may have those that are no marks here
+
+    Raises InvalidParameter, with the tool's name, for an invalid tool, schema or choice.
+    """
+    functions, required, parallel = chosen(tools, choice, parallel)
+    if not functions and answer is None and (budget is None or thinking is None):
+        return None
+    grammar = _Grammar(special, ends)
+    first = grammar.thinking(thinking, begun, budget) if thinking is not None else ""
+    before = grammar.text(thinking.answer) if thinking is not None else ""
+    reply = "" if functions else f"{before} free"
+    if answer is not None:
+        reply = f"{before} {grammar.json(answer, 'the schema of the answer', strict)}"
+    if not functions:
+        return grammar.written(f"{first} {reply}", others)
+    assert format_ is not None
+    calls = _Calls(grammar, format_, tools, functions, parallel)
+    if required:
+        reply = calls.only()
+    elif reply:
+        reply = f"({calls.only(beside=True)} | {reply})"
+    elif before:
+        reply = f"({calls.only()} | {before} free)"
+    else:
+        reply = calls.in_text()
+    return grammar.written(f"{first} {reply}", others)
 
 
-def _until(mark: str, name: str) -> list[str]:
-    """Rules for a text that ends with the first ``mark`` in it; rule ``name-n`` is for the rest
-    after the first n characters of the mark."""
-    characters = sorted(set(mark))
-    others = "".join(f"\\{c}" if c in r"\[]" else c for c in characters)  # none has ^ or -
-    rules = []
-    for n in range(len(mark)):
-        options = [f"[^{others}] {name}-0"]
-        for character in characters:
-            seen = mark[:n] + character
-            length = max(k for k in range(n + 2) if seen.endswith(mark[:k]))
-            rest = f" {name}-{length}" if length < len(mark) else ""
-            quoted = character.replace('"', '\\"')
-            options.append(f'"{quoted}"{rest}')
-        rules.append(f"{name}-{n} ::= {' | '.join(options)}")
-    return rules
+class _Grammar:
+    """Rules, and what they need of the vocabulary."""
+
+    def __init__(self, special: Callable[[str], int | None], ends: Collection[int]) -> None:
+        self._special, self._ends = special, ends
+        self._marks: set[int] = set()
+        self._rules: dict[str, str] = {}
+
+    def written(self, start: str, others: Collection[int]) -> str:
+        """The grammar, with the rule ``free`` for text without the marks that the rules use."""
+        more = _ranges(set(others) - self._marks - set(self._ends))
+        free = f"TEXT (<[{more}]> TEXT)*" if more else "TEXT"
+        lines = ["%llguidance {}", f"start: {start}", f"TEXT: {_TEXT}", f"free: {free}"]
+        return "\n".join([*lines, *self._rules.values()]) + "\n"
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A new rule; returns its name."""
+        name = f"r{len(self._rules)}"
+        self.define(name, body, options)
+        return name
+
+    def define(self, name: str, body: str, options: str = "") -> None:
+        self._rules[name] = f"{name}{options}: {body}"
+
+    def has(self, name: str) -> bool:
+        return name in self._rules
+
+    def text(self, text: str) -> str:
+        """A text as it is, up to a token that ends the reply."""
+        items, plain = [], ""
+        for atom in [*atoms(text), ""]:
+            token = self._special(atom) if atom else None
+            if atom and token is None and atom not in _REGEX_OF:
+                plain += atom
+                continue
+            if plain:
+                items.append(json.dumps(plain))
+                plain = ""
+            if token is not None and token in self._ends:
+                break
+            if token is not None:
+                self._marks.add(token)
+                items.append(f"<[{token}]>")
+            elif atom:
+                items.append(_REGEX_OF[atom])
+        return " ".join(items)
+
+    def until(self, mark: str) -> str:
+        """Free text up to and with the first ``mark``."""
+        first, *rest = atoms(mark)
+        if self._special(first) is not None:
+            return f"free {self.text(mark)}"
+        if any(self._special(atom) is not None for atom in rest):
+            return f"{self.until(first)} {self.text(''.join(rest))}"
+        return self.rule(f"TEXT {json.dumps(mark)}", "[lazy]")
+
+    def string(
+        self, schema: Any, root: Mapping[str, Any], mark: str, where: str, strict: bool
+    ) -> str:
+        """A string as it is, by its JSON schema, up to and with the first ``mark``."""
+        values = _values(schema, root)
+        if values and all(isinstance(value, str) for value in values):
+            return f"({' | '.join(json.dumps(value) for value in values)}) {self.text(mark)}"
+        lexeme = _lexeme(schema, root, where, strict)
+        bare = mark.lstrip()
+        if not lexeme:
+            return self.until(bare)
+        name = f"S{len(self._rules)}"
+        self.define(name, lexeme)
+        line = r" /\n?/" if len(bare) < len(mark) else ""
+        if any(self._special(atom) is not None for atom in atoms(bare)):
+            return f"{name}{line} {self.text(bare)}"
+        return self.rule(f"{name}{line} {json.dumps(bare)}", "[lazy]")
+
+    def thinking(self, marks: Thinking, begun: bool, budget: int | None) -> str:
+        """Reasoning with its marks; optional unless it has begun."""
+        if begun:
+            return f"{self._thought(marks, budget)} {_GAP}"
+        known = (self._special(atom) for atom in atoms(marks.opening + marks.close))
+        if any(token is not None for token in known):
+            return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
+        # In one lexeme, for free text could begin as it does.
+        return f"({self._spelled(marks.opening, marks, budget)} {_GAP})?"
+
+    def _thought(self, marks: Thinking, budget: int | None) -> str:
+        """Reasoning after its opening mark, up to and with its closing one."""
+        if budget is None:
+            return self.until(marks.close)
+        if self._special(atoms(marks.close)[0]) is not None:
+            text = self.rule("TEXT", f"[max_tokens={budget}]") if budget > 0 else ""
+            return f"{text} {self.text(marks.close)}"
+        return self._spelled("", marks, budget)
+
+    def _spelled(self, opening: str, marks: Thinking, budget: int | None) -> str:
+        """Reasoning up to a closing mark that is no token."""
+        most = "*" if budget is None else f"{{0,{4 * budget}}}"
+        pattern = rf"{re.escape(opening)}(.|\n){most}{re.escape(marks.close)}"
+        return self.rule(_regex(pattern), "[lazy]")
+
+    def json(self, schema: str | Mapping[str, Any] | bool, where: str, strict: bool) -> str:
+        """A value by its JSON schema."""
+        try:
+            schema, left_out = followed(schema, strict=strict)
+        except GrammarError as error:
+            raise InvalidParameter(f"{where}: {error}") from error
+        tell(where, left_out)
+        return self.rule(f"%json {json.dumps(schema)}")
 
 
-def _notation(quote: str) -> list[str]:
-    """Rules for arguments in Gemma's notation: keys are bare, and strings have delimiters."""
-    delimiter = quote.replace('"', '\\"')
-    return [
-        'notation-object ::= "{" (notation-pair ("," notation-pair)*)? "}"',
-        'notation-pair ::= [a-zA-Z0-9_.-]+ ":" notation-value',
-        "notation-value ::= notation-string | notation-object | notation-list | notation-literal",
-        'notation-list ::= "[" (notation-value ("," notation-value)*)? "]"',
-        'notation-literal ::= "true" | "false" | "null" | "-"? [0-9]+ ("." [0-9]+)?',
-        f'notation-string ::= "{delimiter}" notation-text-0',
-        *_until(quote, "notation-text"),
-    ]
+class _Calls:
+    """The calls of tools that a reply may have."""
+
+    def __init__(
+        self,
+        grammar: _Grammar,
+        format_: ToolFormat,
+        tools: Sequence[Tool],
+        functions: Sequence[Mapping[str, Any]],
+        parallel: bool,
+    ) -> None:
+        self._grammar, self._format = grammar, format_
+        self._parallel = parallel and format_.between is not None
+        self._strict = {f["name"]: is_strict(tools, f["name"]) for f in functions}
+        self._functions = functions
+        text = grammar.text
+        self._close = text(format_.close)
+        self._arguments = {f["name"]: self._arguments_of(f) for f in functions}
+        options = " | ".join(
+            f"{text(name + format_.middle)} {arguments}"
+            for name, arguments in self._arguments.items()
+        )
+        self._call = grammar.rule(f"({options}) {self._close}")
+
+    def only(self, beside: bool = False) -> str:
+        """The calls alone; ``beside`` an answer that may be JSON, too."""
+        text, format_ = self._grammar.text, self._format
+        if not format_.mark and beside:
+            objects = self._objects()
+            if objects:
+                return f"({' | '.join(objects)})"
+        tag = self._tag()
+        return f"{tag} {self._section(text(format_.begin + format_.opening))}"
+
+    def in_text(self) -> str:
+        """Free text with calls."""
+        format_ = self._format
+        if not format_.mark:
+            heads = []
+            for name, arguments in self._arguments.items():
+                head = self._grammar.rule(_regex(self._head(name)), "[lazy]")
+                heads.append(f"{head} {_GAP} {arguments} {self._close}")
+            return f"({self._tag()} ({' | '.join(heads)}) | free)"
+        first, *rest = atoms(format_.begin + format_.opening)
+        section = f"{self._grammar.until(first)} {self._section(self._grammar.text(''.join(rest)))}"
+        return f"({section})* free" if self._parallel else f"({section} | free)"
+
+    def _section(self, opening: str) -> str:
+        """Calls, with what is around them; ``opening`` is what is before the first name."""
+        text, format_ = self._grammar.text, self._format
+        more = ""
+        if self._parallel:
+            again = f"{text((format_.between or '') + format_.opening)} {self._call}"
+            more = f"({again})*"
+        return f"{opening} {self._call} {more} {text(format_.end)}"
+
+    def _tag(self) -> str:
+        tag = self._format.tag
+        return f"({self._grammar.text(tag)})?" if tag else ""
+
+    def _head(self, name: str) -> str:
+        """A regular expression of a call without a mark, up to its arguments."""
+        opening = pattern_of(self._format.begin + self._format.opening)
+        middle = pattern_of(self._format.middle).removesuffix(r"\s*")
+        return rf"\s*{opening}{re.escape(name)}{middle}"
+
+    def _objects(self) -> list[str]:
+        """The calls as JSON objects, if they are some."""
+        first = re.fullmatch(r'\s*\{\s*"(\w+)":\s*"', self._format.opening)
+        second = re.fullmatch(r'",\s*"(\w+)":\s*', self._format.middle)
+        if first is None or second is None or self._format.begin:
+            return []
+        key, inner = first[1], second[1]
+        found = []
+        for function in self._functions:
+            name = function["name"]
+            arguments = _moved(_object_schema(function), f"#/properties/{inner}")
+            schema = {
+                "type": "object",
+                "properties": {key: {"const": name}, inner: arguments},
+                "required": [key, inner],
+                "additionalProperties": False,
+            }
+            found.append(self._grammar.json(schema, _where(name), self._strict[name]))
+        return found
+
+    def _arguments_of(self, function: Mapping[str, Any]) -> str:
+        """A rule for a function's arguments."""
+        schema, name = _object_schema(function), function["name"]
+        grammar = self._grammar
+        if self._format.quote:
+            kept = _where(name), self._strict[name]
+            return _Notation(grammar, self._format.quote, schema, *kept).rule_for(schema)
+        if self._format.parameters is None:
+            return grammar.json(schema, _where(name), self._strict[name])
+        written = self._format.parameters
+        properties = _properties(schema)
+        if not properties:
+            key = "/[a-zA-Z0-9_.-]+/"
+            value = f"{grammar.text(written.string)} {grammar.until(written.after.lstrip())}"
+            any_ = grammar.rule(f"{grammar.text(written.before)} {key} {value}")
+            return grammar.rule(f"{any_}*") if _is_open(schema) else ""
+        required = schema.get("required") or ()
+        parts = []
+        for key, value in properties.items():
+            where = f"argument {key} in {_where(name)}"
+            body = self._parameter(written, key, value, schema, where, self._strict[name])
+            parts.append((grammar.rule(body), key in required))
+        return _sequence(parts, grammar.text(written.between))
+
+    def _parameter(
+        self,
+        written: Parameters,
+        key: str,
+        schema: Any,
+        root: Mapping[str, Any],
+        where: str,
+        strict: bool,
+    ) -> str:
+        """An argument that is written by itself."""
+        grammar, text = self._grammar, self._grammar.text
+        types = types_of(schema, root)
+        head = text(written.before + key)
+        if "string" not in types or (types != STRING and written.string != written.value):
+            inner = _with_definitions(schema, root)
+            value = f"{text(written.value)} {grammar.json(inner, where, strict)}"
+            return f"{head} {value} {text(written.after)}"
+        head = f"{head} {text(written.string)}"
+        if types != STRING:
+            return f"{head} {grammar.until(written.after.lstrip())}"
+        return f"{head} {grammar.string(schema, root, written.after, where, strict)}"
 
 
-def _arguments(functions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rules ``alternative-0``, … for the functions' arguments as JSON."""
-    defs: dict[str, Any] = {}
-    for i, function in enumerate(functions):
-        _collect(function["parameters"], f"tool-{i}", function["name"], defs)
-    options = [{"$ref": f"#/$defs/tool-{i}"} for i in range(len(functions))]
-    try:
-        gbnf = json_schema_to_gbnf({"$defs": defs, "anyOf": options})
-    except GrammarError as error:
-        for function in functions if len(functions) > 1 else ():
-            _arguments([function])  # raises for the tool at fault
-        raise InvalidParameter(f"the parameters of tool {functions[0]['name']}: {error}") from error
-    return [line for line in gbnf.splitlines() if line and not line.startswith("root ::=")]
+class _Notation:
+    """Rules for objects with bare keys, whose strings have marks around them."""
+
+    def __init__(
+        self, grammar: _Grammar, quote: str, root: Mapping[str, Any], where: str, strict: bool
+    ) -> None:
+        self._grammar, self._quote, self._root = grammar, quote, root
+        self._kept = where, strict
+        self._known: dict[str, str] = {}  # rules by the references that lead to them
+
+    def rule_for(self, schema: Any) -> str:
+        """A rule for the values that a schema allows."""
+        if not isinstance(schema, Mapping):
+            return self._anything()
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in self._known:
+                self._known[reference] = self._anything()  # if it refers to itself
+                self._known[reference] = self.rule_for(referred(self._root, reference))
+            return self._known[reference]
+        values = _values(schema, self._root)
+        if values:
+            return self._grammar.rule(" | ".join(self._written(value) for value in values))
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if options:
+            return self._grammar.rule(" | ".join(self.rule_for(each) for each in options))
+        types = types_of(schema, self._root)
+        kinds = [
+            self._kind(kind, schema) for kind in ("string", "array", "object") if kind in types
+        ]
+        scalars = [kind for kind in _SCALARS if kind in types]
+        if scalars:
+            kinds.append(self._grammar.json({**schema, "type": scalars}, *self._kept))
+        return self._grammar.rule(" | ".join(kinds)) if kinds else self._anything()
+
+    def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        if kind == "string":
+            string = self._grammar.string(schema, self._root, self._quote, *self._kept)
+            return f"({self._grammar.text(self._quote)} {string})"
+        if kind == "array":
+            item = self.rule_for(schema["items"]) if "items" in schema else self._anything()
+            return f'("[" ({item} ("," {item})*)? "]")'
+        properties = _properties(schema)
+        if not properties:
+            pair = f'/[a-zA-Z0-9_.-]+/ ":" {self._anything()}'
+            pairs = f'({pair} ("," {pair})*)?' if _is_open(schema) else ""
+            return f'("{{" {pairs} "}}")'
+        required = schema.get("required") or ()
+        parts = [
+            (f"{json.dumps(key + ':')} {self.rule_for(properties[key])}", key in required)
+            for key in sorted(properties)
+        ]
+        return f'("{{" {_sequence(parts, _COMMA)} "}}")'
+
+    def _anything(self) -> str:
+        if not self._grammar.has("anything"):
+            self._grammar.define("anything", "")  # lists and objects have it inside
+            kinds = [self._kind(kind, {}) for kind in ("string", "object", "array")]
+            kinds.append(self._grammar.json({"type": list(_SCALARS)}, *self._kept))
+            self._grammar.define("anything", " | ".join(kinds))
+        return "anything"
+
+    def _written(self, value: Any) -> str:
+        """The rule's text for one value."""
+        if isinstance(value, str):
+            return self._grammar.text(f"{self._quote}{value}{self._quote}")
+        return json.dumps(json.dumps(value))
 
 
-def _collect(schema: Mapping[str, Any], key: str, tool: str, defs: dict[str, Any]) -> None:
-    """Add a schema to ``defs``, and each part of it that it refers to as a definition of its own,
-    because the converter tells definitions apart only by the last part of their path."""
-    keys = {"#": key}
+_COMMA = '","'
 
-    def place(ref: str) -> str:
-        if ref not in keys:
-            keys[ref] = f"{key}-{len(keys)}"
-            target: Any = schema
-            try:
-                for part in ref.removeprefix("#/").split("/"):
-                    part = part.replace("~1", "/").replace("~0", "~")
-                    target = target[int(part) if isinstance(target, list) else part]
-            except (LookupError, ValueError, TypeError):
-                raise InvalidParameter(
-                    f"the parameters of tool {tool} refer to {ref!r:.80}, which they do not have"
-                ) from None
-            defs[keys[ref]] = copied(target)
-        return f"#/$defs/{keys[ref]}"
 
-    def copied(node: Any) -> Any:
-        if isinstance(node, list):
-            return [copied(item) for item in node]
-        if not isinstance(node, Mapping):
-            return node
-        ref = node.get("$ref")
-        if isinstance(ref, str):
-            return {"$ref": place(ref)}
-        return {k: copied(v) for k, v in node.items()}
+def _sequence(parts: Sequence[tuple[str, bool]], between: str) -> str:
+    """Parts in a row, each a rule and whether it must be there, with ``between`` between two."""
+    if not between:
+        return " ".join(body if needed else f"({body})?" for body, needed in parts)
+    options = []
+    for i, (body, needed) in enumerate(parts):
+        more = [f"({between} {b})" + ("" if n else "?") for b, n in parts[i + 1 :]]
+        options.append(" ".join([body, *more]))
+        if needed:
+            return f"({' | '.join(options)})"
+    return f"({' | '.join(options)})?"
 
-    defs[key] = copied({"type": "object", **schema})
+
+def _object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **function["parameters"]}
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    """Whether an object without properties may have some."""
+    return bool(schema.get("additionalProperties", "properties" not in schema))
+
+
+def _values(schema: Any, root: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists."""
+    if isinstance(schema, Mapping) and "$ref" in schema:
+        schema = referred(root, schema["$ref"])
+    if not isinstance(schema, Mapping):
+        return []
+    if "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum")
+    return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else []
+
+
+def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> str:
+    """Regular expressions that a string has to match by its pattern and its length; empty if it may
+    be any. Raises InvalidParameter for a pattern that cannot be followed, if it is ``strict``."""
+    if isinstance(schema, Mapping) and "$ref" in schema:
+        schema = referred(root, schema["$ref"])
+    fields = schema if isinstance(schema, Mapping) else {}
+    found = []
+    least, most = fields.get("minLength", 0), fields.get("maxLength", "")
+    if ("minLength" in fields or "maxLength" in fields) and f"{least}{most}".isdecimal():
+        found.append(f"/(.|\\n){{{least},{most}}}/")
+    if isinstance(fields.get("pattern"), str):
+        start, end = ("" if at else r"(.|\n)*" for at in _anchored(fields["pattern"]))
+        inner = fields["pattern"].removeprefix("^")
+        inner = inner[:-1] if not end else inner
+        pattern = _regex(f"{start}({inner}){end}")
+        problem = LLMatcher.validate_grammar(f"%llguidance {{}}\nstart: {pattern}")
+        if not problem:
+            found.append(pattern)
+        elif strict:
+            raise InvalidParameter(f"{where}: {fields['pattern']!r:.80} cannot be followed")
+    return " & ".join(found)
+
+
+def _anchored(pattern: str) -> tuple[bool, bool]:
+    """Whether a pattern is for the start and for the end of a string."""
+    return pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+
+
+def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A part's schema with what it may refer to in the whole one."""
+    kept = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**kept, **schema} if isinstance(schema, Mapping) else schema
+
+
+def _moved(schema: Any, where: str) -> Any:
+    """A schema that has become a part of another one, with its references mended."""
+    if isinstance(schema, list):
+        return [_moved(each, where) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value, where) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"{where}{reference[1:]}"
+    return moved
+
+
+def _where(name: str) -> str:
+    return f"the parameters of tool {name}"
+
+
+def _regex(pattern: str) -> str:
+    """A regular expression as Lark has it."""
+    return f"/{pattern.replace(chr(92) + '/', '/').replace('/', chr(92) + '/')}/"
+
+
+def _ranges(tokens: Collection[int]) -> str:
+    """Token ids as llguidance has them: ``1,5-9``."""
+    found: list[list[int]] = []
+    for token in sorted(tokens):
+        if found and found[-1][-1] == token - 1:
+            found[-1][1:] = [token]
+        else:
+            found.append([token])
+    return ",".join("-".join(map(str, each)) for each in found)

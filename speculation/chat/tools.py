@@ -1,125 +1,53 @@
-"""The formats in which models call tools, and the tools. Pure.
+"""The tools of a request: their checks, which of them may be called, and their arguments. Pure.
 
-A format is recognised by its marks in the chat template. ``chat.reply_parser`` reads the calls,
-``chat.tool_grammar`` makes models write valid ones.
+``chat.tool_format`` has how a model writes calls to them.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from batching.errors import InvalidParameter
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {name, description, parameters}}
+ToolChoice = str | Mapping[str, Any]
 
-NAME = "([a-zA-Z0-9_.-]+)"
-_COMMA, _COLON = r"\s*,\s*", r"\s*:\s*"
-_NAMED = rf'\{{\s*"name"{_COLON}"{NAME}"{_COMMA}'
-_TYPED = rf'\{{\s*("type"{_COLON}"function"{_COMMA})?"name"{_COLON}"{NAME}"{_COMMA}'
-_JSON_CALL = r'"{" gap "\"name\"" gap ":" gap "\"NAME\"" gap "," gap "\"%s\"" gap ":" gap ARGUMENTS'
+ANY_TYPE = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
+STRING = frozenset(("string",))
+
+_TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
+_PYTHON = {"True": True, "False": False, "None": None}
+_MOST_DEPTH = 100  # of arguments that are mended
+_MOST_REFERENCES = 20  # of schemas to schemas, in a row
 
 
-@dataclass(frozen=True)
-class ToolFormat:
-    """How a model writes its calls.
+class Choice(NamedTuple):
+    """Which functions a reply may call.
 
-    head      regular expression of a call up to the ``{`` of its arguments; the last group is the
-              tool's name
-    tail      regular expression of the rest of a call
-    bare      as ``head``, for calls at the start of an answer or after another call
-    quote     delimiter of strings, if the arguments are Gemma's notation instead of JSON
-    call      GBNF of a call; NAME and ARGUMENTS stand for those of a tool
-    calls     GBNF of what is around the calls: before, between and after them
-    triggers  regular expressions of an answer up to a call, whose first group is the call's start;
-              NAMES stands for the tools' names
+    required  whether it must call one
+    parallel  whether it may have several calls
     """
 
-    head: str
-    tail: str
-    call: str
-    triggers: tuple[str, ...]
-    calls: tuple[str, str, str] = ("", "gap", "")
-    bare: str = ""
-    quote: str = ""
-
-
-HERMES = ToolFormat(  # Qwen 2.5 and 3 too
-    head=rf'\s*<tool_call>\s*{_NAMED}"(?:arguments|parameters)"{_COLON}\{{',
-    tail=r"\s*\}\s*</tool_call>",
-    call=rf'"<tool_call>" gap {_JSON_CALL % "arguments"} gap "}}" gap "</tool_call>"',
-    triggers=(r"[\s\S]*?(<tool_call>)",),
-)
-LLAMA = ToolFormat(
-    head=rf'\s*<\|python_tag\|>\s*{_TYPED}"(?:arguments|parameters)"{_COLON}\{{',
-    bare=rf'\s*;?\s*{_TYPED}"(?:arguments|parameters)"{_COLON}\{{',
-    tail=r"\s*\}",
-    call=rf'{_JSON_CALL % "parameters"} gap "}}"',
-    calls=('"<|python_tag|>"?', '";" gap', ""),
-    triggers=(r"[\s\S]*?(<\|python_tag\|>)", rf'\s*(\{{\s*"name"{_COLON}"(?:NAMES)")'),
-)
-MISTRAL_LIST = ToolFormat(  # up to Nemo
-    head=rf'\s*\[TOOL_CALLS\]\s*\[\s*{_NAMED}"arguments"{_COLON}\{{',
-    bare=rf'{_COMMA}{_NAMED}"arguments"{_COLON}\{{',
-    tail=rf'(?:{_COMMA}"id"{_COLON}"[^"]*")?\s*\}}(?:\s*\])?',
-    call=rf'{_JSON_CALL % "arguments"} ("," gap "\"id\"" gap ":" gap "\"" [a-zA-Z0-9]{{9}} "\"")? '
-    r'gap "}"',
-    calls=('"[TOOL_CALLS]" gap "[" gap', '"," gap', 'gap "]"'),
-    triggers=(r"[\s\S]*?(\[TOOL_CALLS\])",),
-)
-MISTRAL = ToolFormat(
-    head=rf"\s*\[TOOL_CALLS\]\s*{NAME}\s*(?:\[CALL_ID\]\s*[a-zA-Z0-9_-]*\s*)?\[ARGS\]\s*\{{",
-    tail="",
-    call='"[TOOL_CALLS]NAME" ("[CALL_ID]" [a-zA-Z0-9]{9})? "[ARGS]" gap ARGUMENTS',
-    calls=("", "", ""),
-    triggers=(r"[\s\S]*?(\[TOOL_CALLS\])",),
-)
-GEMMA = ToolFormat(
-    head=rf"\s*<\|tool_call>\s*call:\s*{NAME}\s*\{{",
-    tail=r"\s*<tool_call\|>",
-    quote='<|"|>',
-    call='"<|tool_call>call:NAME" notation-object "<tool_call|>"',
-    calls=("", "", ""),
-    triggers=(r"[\s\S]*?(<\|tool_call>)",),
-)
-FUNCTION_GEMMA = ToolFormat(
-    head=rf"\s*<start_function_call>\s*call:\s*{NAME}\s*\{{",
-    tail=r"\s*<end_function_call>",
-    quote="<escape>",
-    call='"<start_function_call>call:NAME" notation-object "<end_function_call>"',
-    calls=("", "", ""),
-    triggers=(r"[\s\S]*?(<start_function_call>)",),
-)
-
-# All texts of the first tuple are in the template, and none of the second.
-_RECOGNISED = (
-    (("<|tool_call>", "call:"), (), GEMMA),
-    (("<start_function_call>", "call:"), (), FUNCTION_GEMMA),
-    (("[TOOL_CALLS]", "[ARGS]"), (), MISTRAL),
-    (("[TOOL_CALLS]",), (), MISTRAL_LIST),
-    (("<tool_call>", "arguments"), ("<function=", "<arg_key>", "<invoke", "<tool_calls>"), HERMES),
-    (("ipython", '"parameters": '), ("<function=",), LLAMA),
-)
-
-
-def tool_format(template: str | None) -> ToolFormat | None:
-    """The format of the calls that a chat template shows its model; None if it is not known."""
-    for present, absent, found in _RECOGNISED if template else ():
-        assert template is not None
-        if all(t in template for t in present) and not any(t in template for t in absent):
-            return found
-    return None
+    functions: list[Mapping[str, Any]]
+    required: bool
+    parallel: bool
 
 
 def checked_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools with a description and parameters each, as templates expect them.
+    """The functions among tools, with a description and parameters each, as templates expect them.
 
-    Raises InvalidParameter, with the tool's name, for an invalid tool.
+    Tools of another type are left out: they run at other servers. Raises InvalidParameter, with the
+    tool's name, for an invalid tool.
     """
     checked: list[dict[str, Any]] = []
     for tool in tools:
+        if isinstance(tool, Mapping) and tool.get("type", "function") != "function":
+            continue
         function = tool.get("function") if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str):
@@ -146,3 +74,164 @@ def checked_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         plain = {"name": name, "description": description, "parameters": {**parameters}}
         checked.append({"type": "function", "function": plain})
     return checked
+
+
+def chosen(tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True) -> Choice:
+    """What OpenAI's ``tool_choice`` and ``parallel_tool_calls`` allow.
+
+    ``choice`` is ``none``, ``auto``, ``required``, a function, or ``allowed_tools`` with a mode and
+    some of the tools. Raises InvalidParameter for another one, or for a name not among the tools.
+    """
+    functions: list[Mapping[str, Any]] = [tool["function"] for tool in checked_tools(tools)]
+    if choice == "none":
+        return Choice([], False, parallel)
+    if choice in ("auto", "required"):
+        return Choice(functions, choice == "required" and bool(functions), parallel)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        some = [_named(functions, entry) for entry in allowed.get("tools", ())]
+        return Choice(some, allowed.get("mode") == "required" and bool(some), parallel)
+    if isinstance(choice, Mapping):
+        return Choice([_named(functions, choice)], True, False)
+    raise InvalidParameter(
+        f"tool_choice is {choice!r:.80}; give auto, required, none or a function of the tools"
+    )
+
+
+def _named(functions: Sequence[Mapping[str, Any]], entry: Any) -> Mapping[str, Any]:
+    """The function that a part of a choice names, directly or in its ``function``."""
+    fields = entry if isinstance(entry, Mapping) else {}
+    inner = fields.get("function")
+    name = inner.get("name") if isinstance(inner, Mapping) else fields.get("name")
+    for function in functions:
+        if function["name"] == name:
+            return function
+    raise InvalidParameter(f"tool_choice names {name!r:.80}, which is not among the tools")
+
+
+def is_strict(tools: Sequence[Tool], name: str) -> bool:
+    """Whether a tool asks that no part of its schema is left out."""
+    return any(
+        tool["function"].get("strict") is True
+        for tool in tools
+        if tool.get("type", "function") == "function" and tool["function"]["name"] == name
+    )
+
+
+def parameter_types(tools: Sequence[Tool]) -> dict[str, dict[str, frozenset[str]]]:
+    """For each tool, the types of JSON that each of its parameters may have."""
+    found = {}
+    for tool in checked_tools(tools):
+        schema = tool["function"]["parameters"]
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        types = {key: types_of(value, schema) for key, value in properties.items()}
+        found[tool["function"]["name"]] = types
+    return found
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The types of JSON that a schema allows; ``root`` is what its references refer to."""
+    if not isinstance(schema, Mapping) or depth > _MOST_REFERENCES:
+        return ANY_TYPE
+    types = ANY_TYPE
+    if "$ref" in schema:
+        types &= types_of(referred(root, schema["$ref"]), root, depth + 1)
+    if "type" in schema:
+        named = schema["type"]
+        types &= frozenset([named] if isinstance(named, str) else named)
+        types |= {"integer"} if "number" in types else set()
+    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+        if isinstance(values, Sequence):
+            types &= frozenset(type_name(value) for value in values)
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        if isinstance(options, Sequence) and options:
+            types &= frozenset().union(*(types_of(each, root, depth + 1) for each in options))
+    for each in schema.get("allOf") or ():
+        types &= types_of(each, root, depth + 1)
+    return types
+
+
+def referred(root: Mapping[str, Any], reference: Any) -> Any:
+    """What a reference within a schema refers to; an empty schema if it has no such part."""
+    found: Any = root
+    try:
+        for part in str(reference).removeprefix("#").split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            found = found[int(part) if isinstance(found, list) else part]
+    except (LookupError, ValueError, TypeError):
+        return {}
+    return found
+
+
+def type_name(value: Any) -> str:
+    """The name that JSON schemas have for a value's type."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "object"
+    return _TYPE_NAMES.get(type(value), "array")
+
+
+def value_of(text: str, types: frozenset[str]) -> Any:
+    """An argument that a model wrote without a string's quotation marks: as JSON if it is some and
+    the parameter may have such a value, else as a string."""
+    if types == STRING:
+        return text
+    stripped = text.strip()
+    try:
+        value = (
+            _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped, parse_constant=str)
+        )
+    except (ValueError, RecursionError):
+        return text
+    return text if "string" in types and type_name(value) not in types else value
+
+
+def object_of(arguments: Any) -> dict[str, Any]:
+    """The arguments of a call as an object, whatever a client or a model made of them.
+
+    Takes an object, its JSON, or the beginning of its JSON, as a reply has it that was cut short.
+    Anything else becomes the argument ``arguments``.
+    """
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments.strip() or "{}")
+        except (ValueError, RecursionError):
+            value = _completed(arguments)
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, Mapping) else {"arguments": value}
+
+
+def _completed(text: str) -> Any:
+    """The beginning of an object's JSON with its end added, without what is unfinished if need be;
+    the text itself if that gives no object."""
+    closing = ""
+    in_string = escaped = False
+    ends: deque[tuple[int, str]] = deque(maxlen=20)  # where the text can be cut, and what closes it
+    for i, character in enumerate(text):
+        if escaped:
+            escaped = False
+        elif in_string:
+            escaped, in_string = character == "\\", character != '"'
+        elif character == '"':
+            in_string = True
+        elif character in "{[" and len(closing) < _MOST_DEPTH:
+            closing = ("}" if character == "{" else "]") + closing
+            ends.append((i + 1, closing))
+        elif character in "}]":
+            closing = closing[1:]
+        elif character == ",":
+            ends.append((i, closing))
+    whole = text[:-1] if escaped else text
+    attempts = [(f'{whole}"' if in_string else whole) + closing]
+    attempts += [text[:end] + more for end, more in reversed(ends)]
+    for attempt in attempts:
+        with suppress(ValueError, RecursionError):
+            value = json.loads(attempt)
+            if isinstance(value, dict):
+                return value
+    return text

@@ -110,9 +110,10 @@ class SuffixMemory:
         return 0
 
     def save(self, path: Path, fingerprint: str) -> None:
-        """Write the texts to ``path``, of the model with this ``fingerprint``. Raises OSError."""
+        """Write the texts to ``path``, of the model with this ``fingerprint``; only its owner can
+        read it. Raises OSError."""
         tokens = np.asarray(self.index.tokens(), "<i4")
-        with replacing(path) as file:
+        with replacing(path, private=True) as file:
             file.write(_HEADER.pack(_MAGIC, fingerprint.encode(), len(tokens)))
             file.write(tokens.tobytes())
 

@@ -17,7 +17,6 @@ import hashlib
 import logging
 import os
 import struct
-import tempfile
 import threading
 import uuid
 import zlib
@@ -36,6 +35,7 @@ from batching.llama.context_params import ContextParams
 from batching.llama.devices import devices
 from batching.llama.hardware import build_info
 from batching.pages import pages
+from batching.replacing import replacing
 from speculation.system.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
@@ -181,12 +181,9 @@ class TextFiles:
                 path.unlink(missing_ok=True)
             if n_bytes <= self._max_bytes:
                 _make_room(self._folder, self._max_bytes - n_bytes)
-                with tempfile.NamedTemporaryFile(  # which is its owner's alone
-                    dir=self._folder, suffix=f"{_SUFFIX}.partial", delete=False
-                ) as file:
+                with replacing(text.path, private=True, sync=False) as file:
                     file.write(begin)
                     file.write(state)
-                Path(file.name).replace(text.path)
         except OSError as error:
             log.warning("cannot keep a text in %s: %s", self._folder, error.strerror or error)
         finally:

@@ -14,6 +14,7 @@ FLAGS = {
     "model": "--model",
     "draft_model": "--draft-model",
     "heads": "--heads",
+    "embedding_model": "--embedding-model",
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "device": "--device",

@@ -25,8 +25,8 @@ def write_problem(path: Path) -> str:
 def require_writable(path: Path) -> None:
     """Check that an output file can be written, before the work that produces it.
 
-    Output is written to ``NAME.partial`` in the same folder and then renamed. Raises
-    InvalidParameter with the reason.
+    Output is written to a file beside it, which then takes its name. Raises InvalidParameter with
+    the reason.
     """
     reason = write_problem(path)
     if not reason:

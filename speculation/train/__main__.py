@@ -20,9 +20,9 @@ run the same command again to resume. The target's own replies are the best data
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m speculation.train") -> int:
     """Run a subcommand; return the exit code."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     try:
         return run_command(
             lambda: args.run(args), "interrupted; run the same command again to resume"
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m speculation.train",
+        prog=prog,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

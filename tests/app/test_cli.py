@@ -5,37 +5,53 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
+import llama_cpp as C
 import pytest
 
 from app import cli, models
 from speculation.registry import ModelEntry
+from tests.app.browser.chat import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("command", "module"),
+    ("command", "module", "before"),
     [
-        ("chat", "app.__main__"),
-        ("bench", "speculation.bench.__main__"),
-        ("train", "speculation.train.__main__"),
-        ("models", "app.models"),
+        ("chat", "app.__main__", []),
+        ("serve", "app.__main__", ["--no-page"]),
+        ("bench", "speculation.bench.__main__", []),
+        ("train", "speculation.train.__main__", []),
+        ("models", "app.models", []),
     ],
 )
 def test_a_command_runs_its_program_with_the_flags_after_it(
-    command: str, module: str, monkeypatch: pytest.MonkeyPatch
+    command: str, module: str, before: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[list[str]] = []
+    seen: list[tuple[list[str], str]] = []
 
-    def run(flags: list[str]) -> int:
-        seen.append(flags)
-        return 0
+    def run(flags: list[str], prog: str = "speculation models") -> int:
+        seen.append((flags, prog))
+        return 7
 
     monkeypatch.setattr(f"{module}.main", run)
-    assert cli.main([command, "--model", "m.gguf", "--help"]) == 0
-    assert seen == [["--model", "m.gguf", "--help"]]
+    assert cli.main([command, "--model", "m.gguf", "--help"]) == 7
+    assert seen == [([*before, "--model", "m.gguf", "--help"], f"speculation {command}")]
+
+
+@pytest.mark.parametrize("command", ["chat", "serve", "bench", "train", "models", "devices"])
+def test_help_and_errors_name_the_program_that_was_typed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: speculation {command} ")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--nonsense"])
+    assert f"speculation {command}" in capsys.readouterr().err
 
 
 def test_no_command_shows_the_usage_and_an_unknown_one_lists_the_commands(
@@ -47,6 +63,58 @@ def test_no_command_shows_the_usage_and_an_unknown_one_lists_the_commands(
     assert capsys.readouterr().err == (
         "speculation: unknown command 'talk'; `speculation --help` lists them\n"
     )
+
+
+def test_the_version_is_that_of_both_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"speculation {version('speculation')} (llama-cpp-python {C.__version__})"
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--version"])
+    assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_ctrl_c_and_a_reader_that_goes_leave_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(flags: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.models.main", interrupted)
+    assert cli.main(["models"]) == 130
+    for flags in (["models"], ["--help"], ["bench", "--list-methods"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "app.cli", *flags],
+            cwd=ROOT,
+            stdout=writing,
+            stderr=-1,
+            text=True,
+        )
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (2, ""), flags
+
+
+def test_serve_ends_with_the_reason_if_its_model_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    for name, reason in (("missing.gguf", "file not found"), ("broken.gguf", "broken.gguf")):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "app.cli",
+                "serve",
+                "--model",
+                tmp_path / name,
+                "--port",
+                free_port(),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ") and reason in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(

@@ -6,16 +6,19 @@ import base64
 import json
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
+from app import server
 from app.guard import LARGEST_BODY, POLICY, Guard, Names
 from app.server import bind, serve
 from tests.app.browser.chat import served
@@ -97,14 +100,28 @@ def test_calls_of_other_sites_are_refused_and_those_of_the_page_are_not(port: in
         assert status == 200 or "which has no access here" in told or EVIL in told
 
 
-def test_routes_that_take_or_give_files_are_closed(port: int) -> None:
+def test_routes_that_the_page_does_not_use_are_closed(port: int) -> None:
     boundary = {"Content-Type": "multipart/form-data; boundary=b"}
     for path in ("upload", "component_server", "process_recording", "vibe-edit", "api/predict"):
-        found = ask(port, f"/gradio_api/{path}", "POST", FORM, **boundary)
-        assert found == (403, "This address is closed because the chat does not use it.\n"), path
-    assert ask(port, "/login", "POST", "username=a&password=b")[0] == 403
-    for path in ("file=/etc/hostname", "file=http://192.0.2.1/", "proxy=http://192.0.2.1/"):
-        assert ask(port, f"/gradio_api/{path}")[0] == 403, path
+        assert ask(port, f"/gradio_api/{path}", "POST", FORM, **boundary)[0] == 404, path
+    assert ask(port, "/login", "POST", "username=a&password=b")[0] == 404
+    for path in (
+        "file=/etc/hostname",
+        "file=http://192.0.2.1/",
+        "proxy=http://192.0.2.1/",
+        "deep_link?session_hash=x",
+        "runs",
+        "openapi.json",
+        "queue/status",
+        "info",
+        "startup-events",
+        "upload_progress?upload_id=x",
+    ):
+        assert ask(port, f"/gradio_api/{path}")[0] == 404, path
+    for path in ("/user", "/monitoring", "/pwa_icon", "/robots.txt", "/docs", "/queue/data"):
+        assert ask(port, path)[0] == 404, path
+    for path in ("/", "/config", "/theme.css"):
+        assert ask(port, path)[0] == 200, path
 
 
 def test_the_size_of_a_body_is_limited_chunked_or_not(port: int) -> None:
@@ -144,14 +161,24 @@ def test_a_server_goes_by_loopback_names_and_by_what_it_listens_on(
         assert Names(listens).include(asked) is (asked in answered), asked
 
 
+ENDPOINT = {
+    "/health": ["get"],
+    "/v1/models": ["get"],
+    "/completion": ["post"],
+    "/v1/responses/{id}": ["get", "delete"],
+}
+
+
 def guarded(**options: Any) -> TestClient:
-    """A server whose every address answers “ok”, behind the guard."""
+    """A server that answers every request with what it gets to see, behind the guard."""
 
     async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse("ok")(scope, receive, send)
+        kind = Headers(scope=scope).get("content-type")
+        seen = f"{scope['method']} {scope['path']} {kind}"
+        await PlainTextResponse(seen)(scope, receive, send)
 
     names = Names("127.0.0.1", ["editor.example"])
-    guard = Guard(answers, names, endpoint={"/v1/models", "/completion"}, **options)
+    guard = Guard(answers, names, ENDPOINT, **options)
     return TestClient(guard, base_url="http://127.0.0.1")
 
 
@@ -165,11 +192,12 @@ def test_with_keys_every_address_but_health_needs_one() -> None:
     ):
         assert client.get("/v1/models", headers=headers).status_code == 200
         assert client.get("/", headers=headers).status_code == 200
-    for headers in ({}, {"Authorization": "Bearer firs"}, {"Authorization": "Basic %"}):
-        refused = client.post("/completion", headers=headers)
+    for value in (None, b"Bearer firs", b"Basic %", b"Basic \xe9\xe9\xe9\xe9"):
+        given: dict[Any, Any] = {} if value is None else {"Authorization": value}
+        refused = client.post("/completion", headers=given)
         kind = refused.json()["error"]["type"]
         assert (refused.status_code, kind) == (401, "authentication_error")
-        page = client.get("/", headers=headers)
+        page = client.get("/", headers=given)
         assert (page.status_code, page.headers["www-authenticate"][:5]) == (401, "Basic")
     assert client.get("/health").status_code == 200
 
@@ -182,7 +210,7 @@ def test_a_body_that_is_cut_off_is_not_acted_on() -> None:
         await PlainTextResponse("ok")(scope, receive, send)
 
     listening = bind("127.0.0.1", 0)
-    serve(Guard(answers, Names("127.0.0.1"), endpoint={"/completion"}), listening)
+    serve(Guard(answers, Names("127.0.0.1"), endpoint=ENDPOINT), listening)
     for framing, body in (
         ("Content-Length: 20", b'{"prompt": "a"}'),  # whole JSON, but not the whole body
         ("Transfer-Encoding: chunked", b'f\r\n{"prompt": "a"}\r\n'),
@@ -212,3 +240,123 @@ def test_pages_of_an_allowed_origin_may_read_the_answers() -> None:
     assert "access-control-allow-origin" not in other.headers
     large = guarded(largest=3).post("/completion", content=b"four")
     assert "the limit is" in large.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "admitted", "refused"),
+    [
+        (
+            "https://app.example",
+            ("https://app.example", "https://app.example:8443", "HTTPS://App.example"),
+            ("http://app.example", "https://an.app.example", "https://app.example.evil.example"),
+        ),
+        ("http://app.example:3000/", ("http://app.example:3000",), ("http://app.example",)),
+        (
+            "chrome-extension://*",
+            ("chrome-extension://fjkmabmdepjfammlpliljpnbhleegehm",),
+            ("moz-extension://fjkmabmdepjfammlpliljpnbhleegehm", "https://chrome-extension"),
+        ),
+        (
+            "app.example:8080",
+            ("https://app.example", "http://app.example:3000"),
+            ("https://app-example", "https://an.app.example"),
+        ),
+        (
+            "*.corp.example",
+            ("https://a.corp.example",),
+            ("https://corp.example", "https://acorp.example"),
+        ),
+    ],
+)
+def test_origins_are_allowed_by_name_by_origin_and_by_pattern(
+    allowed: str, admitted: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    names = Names("127.0.0.1", [allowed])
+    for origin in (*admitted, *refused):
+        assert names.allow_origin(origin, True) is (origin in admitted), origin
+    # An origin with a pattern does not make names of this server: any site could have one.
+    assert Names("127.0.0.1", ["https://app.example"]).include("app.example:443")
+    assert not Names("127.0.0.1", ["https://*", "x-extension://*"]).include(EVIL)
+
+
+def test_pages_of_this_machine_may_use_the_endpoint_but_not_the_page() -> None:
+    client = guarded()
+    for origin in ("http://localhost:3000", "https://127.0.0.1:9000", "http://[::1]:5173"):
+        found = client.post("/completion", headers={"Origin": origin})
+        assert found.status_code == 200
+        assert found.headers["access-control-allow-origin"] == origin
+        assert client.get("/config", headers={"Origin": origin}).status_code == 403
+    for origin in (
+        "http://notlocalhost",
+        "http://localhost.evil.example",
+        "null",
+        "http://[",
+        "::",
+    ):
+        found = client.post("/completion", headers={"Origin": origin})
+        assert found.status_code == 403, origin
+        assert f"--allow-host {origin}." in found.json()["error"]["message"]
+        asked = client.options("/completion", headers={"Origin": origin})
+        assert asked.status_code == 200
+        assert "access-control-allow-origin" not in asked.headers
+    extension = {"Origin": "moz-extension://0b7c1a52-8f0e-4f6c-9d1b-2f3a4b5c6d7e"}
+    told = client.post("/completion", headers=extension).json()["error"]["message"]
+    assert "--allow-host 'moz-extension://*'." in told
+
+
+def test_a_request_is_taken_as_its_client_meant_it() -> None:
+    client = guarded()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # curl -d
+    root = "http://127.0.0.1"
+    for path in (f"{root}/completion", f"{root}//completion", f"{root}/completion/"):
+        for headers in (form, {"Content-Type": "text/plain"}, {}):
+            found = client.post(path, content=b"{}", headers=headers)
+            assert found.text == "POST /completion application/json"
+    assert client.get(f"{root}//v1///models/").text.startswith("GET /v1/models ")
+    head = client.head("/v1/models")
+    assert (head.status_code, head.text) == (200, "")
+
+
+def test_addresses_and_methods_that_there_are_not_are_told_in_json() -> None:
+    client = guarded()
+    for method, path, allowed in (
+        ("GET", "/completion", "OPTIONS, POST"),
+        ("HEAD", "/completion", "OPTIONS, POST"),
+        ("PUT", "/v1/models", "GET, HEAD, OPTIONS"),
+        ("POST", "/v1/responses/one", "DELETE, GET, HEAD, OPTIONS"),
+    ):
+        found = client.request(method, path)
+        assert (found.status_code, found.headers["allow"]) == (405, allowed)
+    assert client.post("/v1/responses/a").json() == {
+        "error": {
+            "message": "/v1/responses/a takes DELETE, GET, HEAD, OPTIONS, not POST.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": 405,
+        }
+    }
+    for method in ("GET", "POST", "DELETE"):
+        found = client.request(method, "/v1/model")
+        assert found.status_code == 404
+        assert found.json()["error"]["type"] == "not_found_error"
+        assert "Did you mean /v1/models?" in found.json()["error"]["message"]
+    assert client.options("/v1/models").headers["allow"] == "GET, HEAD, OPTIONS"
+    assert guarded(page=False).get("/").status_code == 404
+
+
+def test_idle_connections_give_way_to_those_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+    listening = bind("127.0.0.1", 0)
+    serve(Guard(answers, Names("127.0.0.1"), ENDPOINT), listening)
+    idle = [socket.create_connection(listening.getsockname(), timeout=60) for _ in range(12)]
+    for each in idle[::2]:
+        each.sendall(b"GET / HTTP/1.1\r\nHost: ")  # and no more
+    assert ask(listening.getsockname()[1], "/") == (200, "ok")
+    for each in idle[:9]:  # the oldest
+        with suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+    for each in idle:
+        each.close()

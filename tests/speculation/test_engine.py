@@ -51,9 +51,11 @@ SAMPLINGS = {
     "biased": SamplingParams(temperature=1.0, seed=6, logit_bias={270: 4.0, 271: float("-inf")}),
     "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
     "seeded grammar": SamplingParams(temperature=1.0, seed=8, grammar="root ::= [a-f]+"),
-    "seeded lazy grammar": SamplingParams(
-        temperature=1.0, seed=8, grammar="root ::= [a-f]+", grammar_triggers=("[c-f]",)
+    "regular expression": SamplingParams(regex="(the |cat |dog )+"),
+    "seeded schema": SamplingParams(
+        temperature=1.0, seed=9, json_schema={"properties": {"name": {"type": "string"}}}
     ),
+    "late end": SamplingParams(temperature=1.5, seed=10, min_tokens=55),
 }
 
 
@@ -74,7 +76,7 @@ def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
 
 
 def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
-    repetitive = SamplingParams(grammar='root ::= "the cat " root')
+    repetitive = SamplingParams(grammar='root ::= ("the cat ")+')
     text = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=60)
     tokens = list(text)
     assert "".join(token.text for token in tokens) == text.text
@@ -142,7 +144,7 @@ def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
 
     for method in METHODS:
         text = engine.call(partial(begun, method)).run()
-        assert text.finish_reason == "cancelled" and text.token_ids
+        assert text.finish_reason in ("cancelled", "context") and text.token_ids  # if it was fast
         assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected
 
 

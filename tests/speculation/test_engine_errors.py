@@ -160,7 +160,6 @@ def test_a_window_too_large_for_a_batch_is_refused(
         ("root ::= nope", "it has no rule 'nope'"),
         ('root ::= ("a"', "1 ( are not closed"),
         ('root ::= "a")', "a ) too many"),
-        ('root ::= root "a"', "left recursion detected"),
         ('a ::= "b"', "it has no rule 'root'"),
         ('root ::= "a"{5,2}', "in {5,2} the minimum exceeds the maximum"),
         ("root ::= " + 501 * "(" + '"a"' + 501 * ")", "nested more than 500 deep"),
@@ -181,12 +180,12 @@ def test_an_invalid_grammar_is_refused_with_the_reason(
     [
         ("{nonsense", "Expecting property name"),
         ("[]", "it is not a JSON object"),
-        ('{"type": "string", "minLength": 1000000000}', "it repeats something 10,000 times"),
-        ('{"type": "string", "pattern": "^a{1000000000}$"}', "it repeats something 10,000 times"),
+        ("false", "false allows no text at all"),
+        ('{"type": "text"}', "type"),
     ],
 )
 def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: str) -> None:
-    with pytest.raises(GrammarError, match=f"cannot be read: {reason}"):
+    with pytest.raises(GrammarError, match=f"cannot be followed: .*{reason}"):
         engine.generate("a", sampling=SamplingParams(json_schema=schema)).run()
 
 

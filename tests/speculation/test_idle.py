@@ -176,6 +176,7 @@ def test_a_full_disk_loses_the_text_but_no_reply(
     idle.put(ONE, lambda: STATE)
     idle.close()
     assert "full" in caplog.text
+    assert [*tmp_path.iterdir()] == []
     assert idle.files is not None and idle.files.read(idle.files.texts[0]) is None
 
 

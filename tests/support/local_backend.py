@@ -37,20 +37,21 @@ class LocalBackend(Backend):
         return self.serving.report()
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
-        return self._started(spec, request_id)
+        return self.started(spec, request_id)
 
     def reply(self, request: ChatRequest) -> Events:
-        return self._started(request, request.id)
+        return self.started(request, request.id)
 
     def ask(self, question: Question) -> Events:
-        return self._started(question)
+        return self.started(question)
 
-    def _started(self, message: Any, request_id: str = "") -> Events:
+    def started(self, message: Any, request_id: str = "", n_bytes: int = 0) -> Events:
+        """The events of a request, which counts as ``n_bytes`` large."""
         with self._lock:
             number = len(self._requests) + 1
             events = Events(lambda: self.serving.cancel(number))
             self._requests.append((request_id, events))
-        self.serving.take_in(number, message)
+        self.serving.take_in(number, message, n_bytes)
         return events
 
     def stop(self, request_id: str) -> None:

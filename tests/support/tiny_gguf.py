@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType, TokenType
+from gguf.constants import PoolingType
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
@@ -197,6 +198,39 @@ def write_learned_positions_gguf(path: Path, *, n_ctx: int, n_embd: int = 32) ->
         ("blk.0.ffn_norm", n_embd, 0),
         ("blk.0.ffn_up", wide, n_embd),
         ("blk.0.ffn_down", n_embd, wide),
+    ):
+        if n_in:
+            made.add(f"{name}.weight", n_out, n_in)
+        else:
+            made.add_norms(n_out, name)
+        made.put(f"{name}.bias", np.zeros(n_out))
+    return finish_writer(writer, path)
+
+
+def write_bert_gguf(
+    path: Path, pooling: PoolingType, *, n_embd: int = 32, n_ctx: int = 128
+) -> Path:
+    """Write a BERT model of random weights with one layer: an embedding model without a cache."""
+    n_embd = 32
+    writer = started_writer(path, "bert", n_embd, 1, (2 * n_embd, 4, 4), n_ctx=n_ctx, bos=1)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(pooling)
+    writer.add_token_type_count(1)
+    made, wide = Tensors(writer), 2 * n_embd
+    made.add("token_embd.weight", N_TINY, n_embd)
+    made.add("token_types.weight", 1, n_embd)
+    made.add("position_embd.weight", n_ctx, n_embd)
+    for name, n_out, n_in in (
+        ("token_embd_norm", n_embd, 0),
+        ("blk.0.attn_q", n_embd, n_embd),
+        ("blk.0.attn_k", n_embd, n_embd),
+        ("blk.0.attn_v", n_embd, n_embd),
+        ("blk.0.attn_output", n_embd, n_embd),
+        ("blk.0.attn_output_norm", n_embd, 0),
+        ("blk.0.ffn_up", wide, n_embd),
+        ("blk.0.ffn_down", n_embd, wide),
+        ("blk.0.layer_output_norm", n_embd, 0),
     ):
         if n_in:
             made.add(f"{name}.weight", n_out, n_in)

@@ -39,7 +39,7 @@ WEATHER = {
     },
 }
 HELLO: list[Any] = [{"role": "user", "content": "a cat saw the dog"}]
-SLOW = {"grammar": f"root ::= {'a* ' * 60} a root\na ::= [a-z]"}  # ambiguous
+SLOW = {"grammar": f'root ::= {"a* " * 6} a root\na ::= [a-z] | "(" root ")"'}  # ambiguous
 ENDLESS = {"grammar": "root ::= [a-z] root", "max_tokens": 20_000}
 
 
@@ -216,10 +216,11 @@ def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Cli
         *[None] * (len(chunks) - 1),
         "length",
     ]
-    named = [chunk.choices[0].logprobs for chunk in chunks[:-1]]
-    assert "".join(token for found in named if found for token in found.tokens or ()) == one
-    echoed = client.completions.create(prompt="the cat", echo=True, **asked).choices[0].text
-    assert echoed == "the cat" + one
+    named = [chunk.choices[0].logprobs for chunk in chunks]
+    content = [part for found in named if found for part in found.model_dump()["content"]]
+    assert (
+        bytes(byte for part in content for byte in part["bytes"]).decode("utf-8", "replace") == one
+    )
     stopped = http.post(
         "/completion", json={"prompt": "the cat", "temperature": 0, "stop": [one[2:4]]}
     ).json()
@@ -230,6 +231,86 @@ def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Cli
     assert "the prompt has token -1; this model has 0 to" in unknown.json()["error"]["message"]
     mixed = http.post("/completion", json={"prompt": [*tokens, "a dog"], "n_predict": 1}).json()
     assert mixed["prompt"] == "<s>the cata dog"
+
+
+def test_a_prompt_is_scored_as_evaluation_harnesses_ask(client: OpenAI, http: httpx.Client) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "logprobs": 1, "temperature": 0, "echo": True}
+    tokens = http.post("/tokenize", json={"content": HELLO[0]["content"]}).json()["tokens"] * 30
+    written = http.post(
+        "/completion", json={"prompt": tokens, "n_predict": 6, "n_probs": 1, "temperature": 0}
+    ).json()["completion_probabilities"]
+    ids = [*tokens, *[one["id"] for one in written]]
+    for n_written in (0, 1):
+        body = {**asked, "prompt": [ids, ids[:1]], "max_tokens": n_written}
+        found = client.completions.create(**body)
+        assert found.usage is not None
+        assert found.usage.prompt_tokens == len(ids) + 1
+        assert found.usage.completion_tokens == 2 * n_written
+        first, short = (choice.logprobs for choice in found.choices)
+        assert first is not None and first.token_logprobs is not None
+        assert len(first.token_logprobs) == len(ids) + n_written
+        assert (first.token_logprobs[0], (first.top_logprobs or [0])[0]) == (None, None)
+        own = first.token_logprobs[len(tokens) : len(ids)]
+        assert own == pytest.approx([one["logprob"] for one in written], abs=1e-3)
+        best = [max(top.values()) for top in (first.top_logprobs or [])[len(tokens) : len(ids)]]
+        assert own == best  # greedy, as harnesses see it
+        assert short is not None and len(short.token_logprobs or []) == 1 + n_written
+        (whole,) = client.completions.create(**{**body, "prompt": ids}).choices
+        chunks = list(client.completions.create(**{**body, "prompt": ids}, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+        parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+        assert [at for part in parts for at in part.text_offset or ()] == first.text_offset
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_an_echo_begins_with_the_prompt_and_offsets_count_its_characters(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 5, "temperature": 0}
+    reply = client.completions.create(prompt="the cät", **asked).choices[0].text
+    found = client.completions.create(prompt="the cät", echo=True, logprobs=0, **asked).choices[0]
+    assert found.text == "the cät" + reply
+    assert found.logprobs is not None and found.logprobs.text_offset is not None
+    assert found.logprobs.tokens is not None
+    # BOS and the space that is put in front of the text are not in it.
+    assert found.logprobs.tokens[0] == "<s>"
+    at = dict(zip(found.logprobs.tokens, found.logprobs.text_offset, strict=True))
+    assert sorted(found.logprobs.text_offset) == found.logprobs.text_offset
+    assert found.logprobs.text_offset[:2] == [0, 0]
+    assert at["t"] == 6
+    assert found.logprobs.text_offset[-5] == 7
+    (chunk, *_) = client.completions.create(prompt="the cät", echo=True, stream=True, **asked)
+    assert chunk.choices[0].text == "the cät"
+
+
+def test_a_prompt_can_be_read_without_a_reply_and_without_the_cache(http: httpx.Client) -> None:
+    prompt = "a dog and a cat and a bird and a fish "
+    read = http.post("/completion", json={"prompt": prompt, "n_predict": 0}).json()
+    assert (read["content"], read["tokens_predicted"], read["stop_type"]) == ("", 0, "limit")
+    n = read["tokens_evaluated"]
+    again = http.post("/completion", json={"prompt": prompt, "n_predict": 1}).json()["timings"]
+    assert (again["cache_n"], again["prompt_n"]) == (n - 1, 1)
+    anew = {"prompt": prompt, "n_predict": 1, "cache_prompt": False}
+    timings = http.post("/completion", json=anew).json()["timings"]
+    assert (timings["cache_n"], timings["prompt_n"]) == (0, n)
+    chat = {"messages": HELLO, "max_tokens": 0}
+    empty = http.post("/v1/chat/completions", json=chat).json()
+    assert (empty["choices"][0]["message"]["content"], empty["usage"]["completion_tokens"]) == (
+        "",
+        0,
+    )
+
+
+def test_usage_counts_each_prompt_once(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 2, "extra_body": {"ignore_eos": True}}
+    prompts = ["the cat", "a dog saw the cat"]
+    alone = [client.completions.create(prompt=prompt, **asked).usage for prompt in prompts]
+    both = client.completions.create(prompt=prompts, n=3, **asked).usage
+    *_, last = client.completions.create(
+        prompt=prompts, n=3, stream=True, stream_options={"include_usage": True}, **asked
+    )
+    assert both is not None and last.usage is not None
+    assert both.prompt_tokens == sum(one.prompt_tokens for one in alone if one)
+    assert (both.completion_tokens, both.total_tokens) == (12, both.prompt_tokens + 12)
+    assert last.usage.prompt_tokens == both.prompt_tokens
 
 
 def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
@@ -291,6 +372,21 @@ def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
         assert error["type"] == (
             "exceed_context_size_error" if is_long else "invalid_request_error"
         )
+
+
+def test_an_error_of_the_engine_names_the_field_as_the_request_does(http: httpx.Client) -> None:
+    for name, value, reason in (
+        ("top_p", 3, "top_p is 3.0; give 0.0 to 1.0"),
+        ("repeat_last_n", -5, "repeat_last_n is -5; give -1 to"),
+        ("dry_penalty_last_n", -2, "dry_penalty_last_n is -2; give -1 to"),
+    ):
+        answer = http.post("/completion", json={"prompt": "a", name: value})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name)
+        assert reason in error["message"]
+    long = http.post("/completion", json={"prompt": "a" * 40_000}).json()["error"]
+    assert (long["code"], long["n_ctx"]) == ("context_length_exceeded", 32768)
+    assert "exceeds the available context size" in long["message"]
 
 
 def test_the_client_raises_what_the_endpoint_says(client: OpenAI, address: str) -> None:

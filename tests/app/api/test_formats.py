@@ -9,40 +9,25 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import InternalServerError, OpenAI
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from app.api.service import Service
 from app.server import address, bind, endpoint, guard, serve
 from app.worker import preparation, serving
 from app.worker.messages import Loaded, ModelSpec
+from speculation.sampling import SamplingParams
+from tests.speculation.chat.tool_templates import FAMILIES
 from tests.support.local_backend import LocalBackend
 from tests.support.tiny_gguf import write_tiny_gguf
 
-TEMPLATE = (
-    "{{ bos_token }}{% if tools %}FORMAT {{ tools | tojson }}{% endif %}{% for message in messages "
-    "%}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}<|assistant|>OPENING"
-)
-FORMATS = {
-    "Llama 3": 'Environment: ipython {"name": NAME, "parameters": ARGUMENTS}',
-    "Mistral": "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
-    "Mistral up to Nemo": "[TOOL_CALLS] [CALLS]",
-    "Gemma": "<|tool_call>call:NAME{ARGUMENTS}<tool_call|>",
-}
-CALLS = {
-    "Llama 3": '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo", "days": [1, 2]}}; '
-    '{"name": "now", "parameters": {}}',
-    "Mistral": 'Well.[TOOL_CALLS]weather[ARGS]{"city": "Oslo", "days": [1, 2]}'
-    "[TOOL_CALLS]now[ARGS]{}",
-    "Mistral up to Nemo": 'Well. [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo", '
-    '"days": [1, 2]}}, {"name": "now", "arguments": {}}]',
-    "Gemma": 'Well.<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:[1,2]}<tool_call|>'
-    "<|tool_call>call:now{}<tool_call|>",
-}
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "now")]
+DIGITS = "digits\ndigits ::= [0-9] digits"  # without end
 ASKED: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "a cat"}]}
 
 
@@ -64,22 +49,22 @@ def client(service: Service) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="module")
 def load(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Loads a model whose template names a format of calls, and ends with an opening mark."""
+    """Loads a model with a template, and an opening mark at its end."""
     folder: Path = tmp_path_factory.mktemp("formats")
     model = write_tiny_gguf(folder / "tiny.gguf", n_ctx=4096)
 
-    def load(format_: str = "", opening: str = "") -> None:
-        template = folder / "template.jinja"
-        template.write_text(TEMPLATE.replace("FORMAT", format_).replace("OPENING", opening))
-        spec = ModelSpec(str(model), n_threads=1, parallel=1, chat_template=str(template))
+    def load(template: str = FAMILIES["none"].template, opening: str = "") -> None:
+        path = folder / "template.jinja"
+        path.write_text(template + opening)
+        spec = ModelSpec(str(model), n_threads=1, parallel=1, chat_template=str(path))
         assert isinstance(list(service.backend.load(spec))[-1], Loaded)
 
     return load
 
 
-def saying(text: str) -> dict[str, str]:
-    """Sampling that makes a model say a text."""
-    return {"grammar": f"root ::= {json.dumps(text)}"}
+def saying(text: str, then: str = "") -> dict[str, str]:
+    """Sampling that makes a model say a text, and then what a rule allows."""
+    return {"grammar": f"root ::= {json.dumps(text)} {then}"}
 
 
 def streamed(client: OpenAI, **asked: Any) -> tuple[dict[str, str], list[list[str]], str | None]:
@@ -98,15 +83,39 @@ def streamed(client: OpenAI, **asked: Any) -> tuple[dict[str, str], list[list[st
     return texts, calls, reason
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a model say a text when it is asked for a conversation."""
+
+    def say(*what: str) -> None:
+        def held(*given: Any) -> SamplingParams:
+            return replace(given[2], **saying(*what))
+
+        monkeypatch.setattr(preparation, "_reply_grammar", held)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "json after a tag, one call",
+        "names and json between marks",
+        "a list of json, with ids",
+        "an element for each argument",
+        "bare keys",
+        "none",
+    ],
+)
 def test_calls_of_tools_are_read_in_every_format(
-    client: OpenAI, load: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
+    client: OpenAI, load: Callable[..., None], say: Callable[..., None], family: str
 ) -> None:
-    load(FORMATS[name])
+    template, text, _ = FAMILIES[family]
+    load(template)
     asked = {**ASKED, "tools": TOOLS}
-    monkeypatch.setattr(preparation, "_tool_grammar", lambda *_: saying(CALLS[name]))
+    content = None if text.startswith("<|python_tag|>") else "Well."
+    say(f"{content or ''}{text}")
     whole = client.chat.completions.create(**asked).choices[0]
-    content = "Well." if name != "Llama 3" else None
     assert (whole.message.content, whole.finish_reason) == (content, "tool_calls")
     made = [
         [call.function.name, call.function.arguments]
@@ -114,11 +123,59 @@ def test_calls_of_tools_are_read_in_every_format(
         if call.type == "function"
     ]
     assert [(tool, json.loads(given)) for tool, given in made] == [
-        ("weather", {"city": "Oslo", "days": [1, 2]}),
+        ("add", {"a": [1, "}"]}),
         ("now", {}),
     ]
     texts = {"content": content or "", "reasoning_content": ""}
     assert streamed(client, **asked) == (texts, made, "tool_calls")
+
+
+def test_a_call_that_is_cut_says_why_and_can_be_in_a_later_conversation(
+    client: OpenAI, load: Callable[..., None], say: Callable[..., None]
+) -> None:
+    for family in ("json between marks", "an element for each argument"):
+        template, text, _ = FAMILIES[family]
+        load(template)
+        for cut, reason in (({"max_tokens": 120}, "length"), ({"stop": "77"}, "stop")):
+            say(text[: text.index('"}"')], DIGITS if reason == "length" else '"777"')
+            asked = {**ASKED, "tools": TOOLS, "seed": 1, **cut}
+            whole = client.chat.completions.create(**asked).choices[0]
+            assert whole.finish_reason == reason
+            assert whole.message.tool_calls is not None
+            (call,) = whole.message.tool_calls
+            assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+            with pytest.raises(ValueError, match=r"delimiter|Expecting"):
+                json.loads(call.function.arguments)
+            _, calls, streamed_reason = streamed(client, **asked)
+            assert calls == [["add", call.function.arguments]]
+            assert streamed_reason == reason
+            result = {"role": "tool", "tool_call_id": call.id, "content": "none"}
+            again: list[Any] = [*ASKED["messages"], whole.message, result]
+            say("Yes.")
+            after = client.chat.completions.create(model="any", messages=again)
+            assert after.choices[0].message.content == "Yes."
+
+
+def test_functions_are_the_old_form_of_tools(
+    client: OpenAI, load: Callable[..., None], say: Callable[..., None]
+) -> None:
+    load()
+    say(FAMILIES["none"].calls.partition('\n<tool_call>\n{"name": "now')[0])
+    functions = [tool["function"] for tool in TOOLS]
+    asked: dict[str, Any] = {**ASKED, "functions": functions, "function_call": "auto"}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.function_call is not None
+    made = (choice.message.function_call.name, choice.message.function_call.arguments)
+    assert made == ("add", '{"a": [1, "}"]}')
+    name = text = ""
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        part = chunk.choices[0].delta.function_call
+        name += (part and part.name) or ""
+        text += (part and part.arguments) or ""
+    assert ((name, text), chunk.choices[0].finish_reason) == (made, "function_call")
+    result = {"role": "function", "name": "add", "content": "2"}
+    asked["messages"] = [*ASKED["messages"], choice.message, result]
+    assert client.chat.completions.create(**asked).choices[0].message.function_call is not None
 
 
 @pytest.mark.parametrize("opening", ["", "<think>\n"])

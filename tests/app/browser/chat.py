@@ -16,8 +16,12 @@ from typing import Any
 from tests.support.paths import ROOT
 
 TIMEOUT = 60_000  # ms; machines under load are slow
-# Ambiguous, so that a token takes about 3 ms: else the tiny model would soon fill its context.
-ENDLESS = f"root ::= {'a* ' * 45} a root\na ::= [a-z]"
+# A token takes a millisecond or more, because it can be read in 120 ways: else the tiny model would
+# soon fill its context.
+WAYS = [f"x{i}" for i in range(120)]
+ENDLESS = f'root ::= ({" | ".join(WAYS)}){{20000,}}\ny ::= [a-z] | "(" root ")"\n' + "\n".join(
+    f"{way} ::= y" for way in WAYS
+)
 
 
 @contextmanager

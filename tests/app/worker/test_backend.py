@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,9 +30,11 @@ from app.worker.messages import (
     Tokens,
     Waiting,
 )
+from app.worker.serving import LARGE, THREADS
 from batching.gguf.reader import fingerprint
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
+from batching.watched import checkpoint
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.engine import Engine
 from speculation.registry import PAIRED
@@ -200,18 +203,22 @@ def test_the_loaded_model_goes_on_while_another_is_downloaded_or_waits(
     held: Held,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    list(fresh.load(spec(tiny_model)))
+    list(fresh.load(spec(tiny_model, parallel=2)))
     monkeypatch.setattr("app.worker.loading.resolve", lambda model, **_: held(Path(model)))
     load = fresh.load(spec(long_model))
     assert held.reached.wait(60)
     assert isinstance(list(fresh.reply(request("hi", max_tokens=2)))[-1], Done)
     running = fresh.reply(request("hi", "running", sampling=ENDLESS, method="ar"))
     assert isinstance(next(running), Prefill)
+    monkeypatch.setattr("app.worker.serving.HOLD_SECONDS", 1.0)
     held.go.set()
     while not isinstance(next(load), Waiting):  # for the running reply
         pass
     (answer,) = fresh.ask(Tokenize("a cat"))
     assert isinstance(answer, Answer)
+    assert isinstance(list(fresh.reply(request("hi", max_tokens=2)))[-1], Done)
+    while not fresh.serving._is_replacing:
+        time.sleep(0.01)
     after = fresh.reply(request("hi", "after", max_tokens=2))
     assert next(after) == Waiting(1, loading=True)
     fresh.stop("running")
@@ -234,6 +241,47 @@ def test_what_is_prepared_ends_at_once_when_its_client_leaves(
     held.go.set()
     monkeypatch.undo()
     assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+
+
+def test_large_requests_hold_up_no_others_and_end_with_their_clients(
+    backend: LocalBackend, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: Any) -> Any:
+        held.reached.set()
+        while not held.go.wait(0.01):
+            checkpoint()
+
+    monkeypatch.setattr("app.worker.serving.answer_to", work)
+    large = [backend.started(Tokenize("a"), n_bytes=LARGE + 1) for _ in range(THREADS["large"] + 1)]
+    assert held.reached.wait(60)
+    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+    for events in large:
+        events.close()
+        assert list(events) == [Failed("the question was stopped")]
+    while backend.serving._jobs:
+        time.sleep(0.01)
+    assert not held.go.is_set()
+
+
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_a_model_that_llama_cpp_would_abort_on_leaves_the_old_one_running(
+    fresh: LocalBackend, tiny_model: Path, tmp_path: Path, is_draft: bool
+) -> None:
+    """It is refused before the old one is freed."""
+    list(fresh.load(spec(tiny_model)))
+    running = fresh.reply(request("hi", "running", sampling=ENDLESS))
+    assert isinstance(next(running), Prefill)
+    bad = write_tiny_gguf(tmp_path / "bad.gguf")
+    bad.write_bytes(bad.read_bytes().replace("▁cat".encode(), b"\xe2\x96\x81a\0t"))
+    wanted = spec(bad)
+    if is_draft:
+        wanted = dataclasses.replace(spec(tiny_model), draft_model=str(bad))
+    failed = list(fresh.load(wanted))[-1]
+    assert isinstance(failed, Failed) and "has a NUL byte, beside '▁a'" in failed.message
+    fresh.stop("running")
+    assert isinstance(list(running)[-1], Done)
+    model = fresh.status().model
+    assert model is not None and model.load == 1
 
 
 def test_a_backend_closes_in_bounded_time_whatever_its_threads_do(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,7 @@ from app.worker.messages import (
     Failed,
     Loaded,
     ModelSpec,
+    Status,
     Tokenize,
     Tokens,
 )
@@ -34,14 +37,11 @@ from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
 ENDLESS = {"grammar": "root ::= [a-z] root"}
-# Each rule doubles the ways to read nothing.
-LEVELS = "".join(f"r{i} ::= r{i + 1}? r{i + 1}?\n" for i in range(30))
-HANGING = {"grammar": f"root ::= r0\n{LEVELS}r30 ::= [a-z]"}
 # An engine that soon finds that something takes too long.
 IMPATIENT = """
 import time
 from batching import watched
-watched.STEP_SECONDS, watched.GRAMMAR_SECONDS = 1.0, 0.5
+watched.STEP_SECONDS = 1.0
 from app.worker import __main__
 from speculation.engine import Engine
 from speculation.scheduler import Scheduler
@@ -56,6 +56,16 @@ import time
 from app.worker import __main__, loading
 resolve = loading.resolve
 loading.resolve = lambda name, **bar: time.sleep(600) if name == "slow" else resolve(name, **bar)
+__main__.main()
+"""
+# An engine that a model of a certain name ends.
+ABORTING = """
+import os
+from app.worker import __main__, loading
+load = loading.Engine.load
+def abort(name, *values, **more):
+    return os.abort() if name.endswith("{name}") else load(name, *values, **more)
+loading.Engine.load = abort
 __main__.main()
 """
 APP = """
@@ -123,8 +133,8 @@ def text_of(events: list[Event]) -> str:
     )
 
 
-def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
-    backend: RemoteBackend,
+def test_a_dead_engine_is_reported_and_another_is_started(
+    backend: RemoteBackend, model: Path
 ) -> None:
     before = list(backend.reply(request(max_tokens=12)))
     running = backend.reply(request(sampling=ENDLESS))
@@ -132,12 +142,9 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
         pass
     kill(backend)
     failed = list(running)[-1]
-    assert failed == Failed(
-        "The engine's process ended: SIGKILL. The next request starts a new one.",
-        "The engine's process ended: SIGKILL. The next request starts a new one.",
-    )
-    status = backend.status()
-    assert status.model is not None and status.error == failed.message
+    why = f"The engine's process ended: SIGKILL. {model} is loaded again now."
+    assert failed == Failed(why, why)
+    wait_for(backend, lambda status: status.model is not None and not status.is_down)
     after = list(backend.reply(request(max_tokens=12)))
     assert isinstance(after[-1], Done)
     assert text_of(after) == text_of(before) != ""
@@ -218,22 +225,19 @@ def test_an_engine_that_does_not_answer_is_ended(
 
 
 @pytest.mark.parametrize(
-    ("hanging", "what", "sampling"),
-    [
-        ("", "a grammar", HANGING),
-        ("Scheduler._decode = hang", "a step", {}),
-        ("Engine.load = hang", "loading", {}),
-    ],
+    ("hanging", "what"),
+    [("Scheduler._decode = hang", "a step"), ("Engine.load = hang", "loading")],
 )
 def test_work_that_takes_too_long_ends_the_engine(
-    monkeypatch: pytest.MonkeyPatch, model: Path, hanging: str, what: str, sampling: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, model: Path, hanging: str, what: str
 ) -> None:
     monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", IMPATIENT.format(hanging)])
+    monkeypatch.setattr(remote, "PAUSES", (3600,))
     backend = RemoteBackend()
     events = list(backend.load(spec(model)))
     if what != "loading":
         assert isinstance(events[-1], Loaded)
-        events = list(backend.reply(request(sampling=sampling, max_tokens=5)))
+        events = list(backend.reply(request(max_tokens=5)))
     assert isinstance(events[-1], Failed)
     assert f"ended: it took too long over {what}" in events[-1].message
     monkeypatch.undo()
@@ -241,23 +245,87 @@ def test_work_that_takes_too_long_ends_the_engine(
     assert backend.close()
 
 
-def test_a_model_that_ends_the_engine_twice_is_not_loaded_a_third_time_by_itself(
-    backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
+def wait_for(backend: RemoteBackend, is_so: Callable[[Status], bool]) -> Status:
+    deadline = time.monotonic() + 60
+    while not is_so(backend.status()):
+        assert time.monotonic() < deadline, backend.status()
+        time.sleep(0.01)
+    return backend.status()
+
+
+def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
+    backend: RemoteBackend, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MOST_DEATHS", 2)
-    for _ in range(2):
-        kill(backend)
-        while not backend._process.is_dead:
-            time.sleep(0.01)
-        if backend._n_deaths < 2:
-            backend._process = backend._started()
+    monkeypatch.setattr(remote, "PAUSES", (0, 3600))
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", ABORTING.format(name=model.name)])
+    kill(backend)
+    status = wait_for(backend, lambda status: "in 3600 s" in (status.error or ""))
+    assert status.error == (
+        f"The engine's process ended: SIGABRT. {model} is loaded again in 3600 s."
+    )
+    assert status.is_down
     (failed,) = backend.reply(request())
-    assert isinstance(failed, Failed)
-    assert "That was 2 times in a row: load this model again, or another one." in failed.message
-    model = backend.status().model
-    assert model is not None
-    assert isinstance(list(backend.load(model.spec))[-1], Loaded)
+    assert isinstance(failed, Failed) and (failed.kind, failed.message) == (
+        "no model",
+        status.error,
+    )
+    monkeypatch.undo()
+    backend._start_at = 0.0  # as if the time had passed
     assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    assert not wait_for(backend, lambda status: status.error is None).is_down
+    assert backend._n_deaths == 0
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_model_that_ends_the_engine_as_it_loads_does_not_take_the_old_one_with_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_before: int
+) -> None:
+    """Without an old one it is tried again."""
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", ABORTING.format(name="bad.gguf")])
+    monkeypatch.setattr(remote, "PAUSES", (0, 0, 3600))
+    backend, bad = RemoteBackend(), tmp_path / "bad.gguf"
+    shutil.copy(model, bad)
+    if n_before:
+        assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    failed = list(backend.load(spec(bad)))[-1]
+    assert isinstance(failed, Failed)
+    again = model if n_before else bad
+    assert failed.message == f"The engine's process ended: SIGABRT. {again} is loaded again now."
+    if n_before:
+        found = wait_for(backend, lambda status: status.model is not None and not status.is_down)
+        assert found.model is not None and found.model.spec == spec(model)
+        assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    else:
+        wait_for(backend, lambda status: "in 3600 s" in (status.error or ""))
+        assert backend._n_deaths == 3
+        assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    assert backend.close()
+
+
+def test_a_load_after_a_death_leaves_the_old_model_at_work(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", SLOW])
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "PAUSES", (3600,))
+    backend = RemoteBackend()
+    assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    kill(backend)
+    wait_for(backend, lambda status: status.is_down)
+    backend.load(ModelSpec("slow"))
+    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    assert not backend.status().is_down
+    assert not backend.close()
+
+
+def test_health_tells_whether_the_model_is_there(backend: RemoteBackend) -> None:
+    listening = bind("127.0.0.1", 0)
+    serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
+    with httpx.Client(base_url=address("127.0.0.1", listening), timeout=20) as http:
+        assert http.get("health").status_code == 200
+        backend._status = replace(backend.status(), is_down=True, error="it ended")
+        found = http.get("health")
+        assert (found.status_code, found.json()["error"]["message"]) == (503, "it ended")
 
 
 def test_no_process_is_left_when_the_app_is_killed() -> None:

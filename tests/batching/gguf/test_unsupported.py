@@ -118,6 +118,8 @@ def rewritten(path: Path, **values: Any) -> Path:
                 writer.add_float32(name, value)
             elif isinstance(value, int):
                 writer.add_uint32(name, value)
+            elif isinstance(value, list):
+                writer.add_array(name, value)
 
     return write_tiny_gguf(path, last=change)
 
@@ -138,6 +140,12 @@ def rewritten(path: Path, **values: Any) -> Path:
         ({"llama__rope__freq_base": math.nan}, "llama.rope.freq_base is nan"),
         ({"llama__rope__scaling__type": "x"}, "type is 'x', not one of none, linear, yarn, long"),
         ({"tokenizer__ggml__model": "bert"}, "model is 'bert', but 256 of the tokens are byte"),
+        ({"llama__attention__head_count_kv": [4, 2]}, r"kv is \[4, 2\], but layers of llama have"),
+        ({"llama__attention__head_count": [4, 8]}, r"count is \[4, 8\], but layers of llama have"),
+        (
+            {"llama__attention__head_count_kv": 3},
+            "head_count is 4, not a multiple of .*kv.*is 3",
+        ),
         ({"general__alignment": 1}, "starts at byte .*multiple of 32; general.alignment is 1"),
     ],
 )
@@ -182,6 +190,22 @@ def test_a_vocabulary_with_a_duplicate_token_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace("▁cat".encode(), "▁dog".encode()))
     with pytest.raises(UnsupportedModel, match="its vocabulary has the token '▁dog' twice"):
         Model(path)
+    for old, new, reason in (
+        ("▁dog", b"\xe2\x96\x81a\0t", r"'▁a\\x00t', which has a NUL byte, beside '▁a'"),
+        ("▁saw", b"\xe2\x96\x81\0aw", r"'▁\\x00aw', which has a NUL byte, beside '▁'"),
+    ):
+        path = write_tiny_gguf(tmp_path / "m.gguf")
+        path.write_bytes(path.read_bytes().replace(old.encode(), new))
+        with pytest.raises(UnsupportedModel, match=f"its vocabulary has the token {reason}"):
+            Model(path)
+
+
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"{{ bos_token }}", b"{{ \xffos_token }}"))
+    why = "tokenizer.chat_template is not UTF-8 text .invalid start byte at byte 3"
+    with pytest.raises(UnsupportedModel, match=why):
+        Model(path)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +215,7 @@ def test_a_vocabulary_with_a_duplicate_token_is_refused(tmp_path: Path) -> None:
         {"llama__rope__scaling__type": "yarn"},
         {"llama__expert_count": 0, "llama__expert_used_count": 0},
         {"general__alignment": 64},
+        {"llama__attention__head_count_kv": [4, 4]},
         {"llama__attention__layer_norm_epsilon": 1e-6, "llama__nextn_predict_layers": 0},
     ],
 )

@@ -100,7 +100,7 @@ def test_a_partial_file_is_removed_when_writing_fails(
     tmp_path: Path, raised: BaseException, seen: type[BaseException]
 ) -> None:
     def fail() -> Any:
-        assert [file.name for file in tmp_path.iterdir()] == ["x.gguf.partial"]
+        assert [file.suffix for file in tmp_path.iterdir()] == [".partial"]
         raise raised
 
     file = tmp_path / "x.gguf"

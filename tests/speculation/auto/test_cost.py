@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,9 +124,46 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
         # Other tests save in the same folder.
         files = (cache_folder / "learnt").glob("*.json")
         (file,) = [file for file in files if json.loads(file.read_text()) == kept]
-        file.write_text("{", encoding="utf-8")
-        assert learnt.load(path) == {}
+        for content in (b"{", b"\xff", b"[" * 100_000, b'{"cost": 1' + b"0" * 5000 + b"}"):
+            file.write_bytes(content)
+            assert learnt.load(path) == {}
     assert list((cache_folder / "learnt").glob("*.partial")) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "damaged"),
+    [
+        (("cost", "shape"), [1.0]),
+        (("cost", "shape"), [1.0, 1.1, "1.2"]),
+        (("cost", "shape"), [1.0, 0.0, 1.0]),
+        (("cost", "weights"), [8.0, math.nan, 8.0]),
+        (("cost", "near", "sizes"), [1, 2, 10**12]),
+        (("cost", "near", "sizes"), [1, 2.5, 4]),
+        (("cost", "near", "seconds"), [1.0, 2.0, math.inf]),
+        (("cost", "near", "switch_seconds"), "0"),
+        (("cost", "far"), []),
+    ],
+)
+def test_a_cost_that_was_damaged_on_disk_is_measured_anew(
+    where: tuple[str, ...], damaged: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Cost(CostCurve((1,), (9.0,)))
+    monkeypatch.setattr(learnt, "measure", lambda *_, **__: measured)
+    cost = Cost(CostCurve((1, 2, 4), (1.0, 2.0, 3.0)), CostCurve((1, 4), (2.0, 5.0)))
+    learnt.save(tmp_path / "learnt.json", {}, cost, "", {})
+    kept = learnt.load(tmp_path / "learnt.json")
+    context: Any = None
+    assert learnt.cost(kept, context).curve(128).at(4) == pytest.approx(3.0, abs=0.2)
+    place = kept
+    for name in where[:-1]:
+        place = place[name]
+    place[where[-1]] = damaged
+    assert learnt.cost(kept, context) is measured
+
+
+def test_states_that_were_damaged_on_disk_are_left_out() -> None:
+    states = {"suffix": ["1.0"], "recycling": [True], "draft": [-2, 0.5], "mtp": [math.inf], "x": 1}
+    assert learnt.states({"states": {"": states}}, "") == {"draft": [-2, 0.5]}
 
 
 class Machine:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from batching.errors import InvalidParameter
-from speculation.chat.detokenizer import ReplyText, Token
+from speculation.chat.detokenizer import ReplyText, Token, _overlap
 from speculation.chat.reply_parser import (
     CallArguments,
     CallStart,
@@ -17,15 +18,8 @@ from speculation.chat.reply_parser import (
     ReplyParser,
     joined,
 )
-from speculation.chat.tools import (
-    FUNCTION_GEMMA,
-    GEMMA,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_LIST,
-    ToolFormat,
-)
+from speculation.chat.tool_format import GENERIC, ToolFormat, tool_format
+from tests.speculation.chat.tool_templates import CHANNELS, FAMILIES
 
 PIECES = {1: b"Hel", 2: b"lo", 3: b" w\xc3", 4: b"\xb6rld", 5: b"</s>", 6: b"!", 7: b"\xe2\x82"}
 END = 5
@@ -112,11 +106,14 @@ def test_text_that_may_become_a_stop_string_is_held_back_or_shown_at_the_end() -
         text(stop=("a", ""))
 
 
-def parsed(format_: ToolFormat | None, text: str, opening: str = "") -> list[Delta]:
+def parsed(
+    format_: ToolFormat | None, text: str, opening: str = "", tools: Sequence[Any] = ()
+) -> list[Delta]:
     """The deltas of a reply, which must not depend on the pieces that it arrives in."""
-    whole, slow = ReplyParser(format_, opening), ReplyParser(format_, opening)
+    whole, slow = (ReplyParser(format_, opening, tools) for _ in range(2))
     deltas = joined([*whole.feed(text), *whole.finish()])
     assert joined([d for c in text for d in slow.feed(c)] + slow.finish()) == deltas
+    assert slow.in_call == whole.in_call
     return deltas
 
 
@@ -127,70 +124,113 @@ def call(index: int, name: str, arguments: str) -> list[Delta]:
 SEVERAL = [*call(0, "add", '{"a": [1, "}"]}'), *call(1, "now", "{}")]
 
 
-@pytest.mark.parametrize(
-    ("format_", "text"),
-    [
-        (
-            HERMES,
-            '\n<tool_call>\n{"name": "add", "arguments": {"a": [1, "}"]}}\n</tool_call>\n'
-            '<tool_call>{"name":"now","arguments":{}}</tool_call>\n',
-        ),
-        (
-            HERMES,
-            '<tool_call>{"name":"add","arguments":{"a": [1, "}"]}}</tool_call> '
-            '<tool_call>{"name":"now","arguments":{}}',
-        ),
-        (
-            LLAMA,
-            '<|python_tag|>{"name": "add", "parameters": {"a": [1, "}"]}}; '
-            '{"type": "function", "name": "now", "parameters": {}}',
-        ),
-        (
-            MISTRAL_LIST,
-            '[TOOL_CALLS] [{"name": "add", "arguments": {"a": [1, "}"]}, "id": "abcdefghi"}, '
-            '{"name": "now", "arguments": {}}]',
-        ),
-        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": [1, "}"]}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}'),
-        (
-            GEMMA,
-            '<|tool_call>call:add{a:[1,<|"|>}<|"|>]}<tool_call|><|tool_call>call:now{}<tool_call|>',
-        ),
-        (
-            FUNCTION_GEMMA,
-            "<start_function_call>call:add{a:[1,<escape>}<escape>]}<end_function_call>"
-            "<start_function_call>call:now{}<end_function_call>",
-        ),
-    ],
-)
-def test_calls_are_read_in_every_format(format_: ToolFormat, text: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_read_in_the_form_that_the_template_has(family: str) -> None:
+    template, text, _ = FAMILIES[family]
+    format_ = tool_format(template)
+    assert format_.in_template == (family != "none")
     assert parsed(format_, text) == SEVERAL
-    assert parsed(format_, f"Hm. {text}") == [Content("Hm."), *SEVERAL]
-    assert parsed(format_, "thought\n</think>\n\n" + text, "<think>\n") == [
-        Reasoning("thought\n"),
-        *SEVERAL,
-    ]
+    assert parsed(format_, f"\n{text}\n") == SEVERAL
+    if format_.mark:
+        assert parsed(format_, f"Hm. {text}") == [Content("Hm."), *SEVERAL]
+    both = [Reasoning("thought\n"), *SEVERAL]
+    assert parsed(format_, "thought\n</think>\n\n" + text, "<think>\n") == both
     assert parsed(None, text) == [Content(text)]
 
 
+def test_calls_in_channels_are_read_after_the_reasoning() -> None:
+    format_ = tool_format(CHANNELS)
+    header = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+    start = "<|end|><|start|>assistant"
+    expected = call(0, "add", '{"a": 1}')
+    assert parsed(format_, header + '{"a": 1}') == expected
+    thought = f"<|channel|>analysis<|message|>hm{start}"
+    assert parsed(format_, f'{thought}{header}{{"a": 1}}') == [Reasoning("hm"), *expected]
+    final = f"{thought}<|channel|>final<|message|>yes"
+    assert parsed(format_, final) == [Reasoning("hm"), Content("yes")]
+
+
+BARE = tool_format(FAMILIES["bare keys"].template)
+XML = tool_format(FAMILIES["an element for each argument"].template)
+WRITE = {
+    "type": "function",
+    "function": {
+        "name": "write",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "any": {},
+                "maybe": {"type": ["string", "null"]},
+            },
+        },
+    },
+}
+
+
+def test_arguments_that_are_no_json_get_their_types_from_the_tool() -> None:
+    def written(**values: str) -> list[Delta]:
+        text = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+        text = f"<tool_call>\n<function=write>\n{text}</function>\n</tool_call>"
+        return parsed(XML, text, tools=[WRITE])
+
+    for values, arguments in (
+        ({"path": "7", "n": "7"}, '{"path": "7", "n": 7}'),
+        ({"path": '\n "a"\\\n<b>ä\n', "n": "null"}, r'{"path": "\n \"a\"\\\n<b>ä\n", "n": null}'),
+        ({"any": '{"b": [1, true]}'}, '{"any": {"b": [1, true]}}'),
+        ({"any": "True"}, '{"any": true}'),
+        ({"any": "a, b"}, '{"any": "a, b"}'),
+        ({"any": "NaN"}, '{"any": "NaN"}'),
+        ({"n": "1e999"}, '{"n": 1e999}'),
+        ({"n": '["</parameter>"]'}, '{"n": ["</parameter>"]}'),
+        ({"maybe": "7"}, '{"maybe": "7"}'),
+        ({"maybe": "null"}, '{"maybe": null}'),
+        ({"maybe": ""}, '{"maybe": ""}'),
+    ):
+        assert written(**values) == call(0, "write", arguments)
+
+
+def test_a_reply_that_ends_inside_a_call_says_so() -> None:
+    json_ = tool_format(FAMILIES["json between marks"].template)
+    for format_, text, is_inside, arguments in (
+        (json_, '<tool_call>\n{"name": "add", "arguments": {"a": "b', True, '{"a": "b'),
+        (json_, '<tool_call>\n{"name": "add", "arguments": {"a": 1}', False, '{"a": 1}'),
+        (XML, "<tool_call>\n<function=add>\n<parameter=path>\nab", True, '{"path": "ab'),
+        (XML, "<tool_call>\n<function=add>\n<parameter=any>\n[1,", True, '{"any": '),
+        (XML, "<tool_call>\n<function=add>\n<param", True, ""),
+        (BARE, '<|tool_call>call:add{a:[1],b:<|"|>x "', True, '{"a":[1],"b":"x \\"'),
+        (BARE, "<|tool_call>call:add{a:[1", True, '{"a":[1'),
+    ):
+        tools = [{"function": {**WRITE["function"], "name": "add"}}]  # type: ignore[dict-item]
+        parser = ReplyParser(format_, tools=tools)
+        deltas = joined([*parser.feed(text), *parser.finish()])
+        assert parser.in_call is is_inside
+        assert deltas == (call(0, "add", arguments) if arguments else [CallStart(0, "add")])
+        assert parsed(format_, text, tools=tools) == deltas
+
+
 def test_what_is_no_call_is_content() -> None:
+    formats = {name: tool_format(family.template) for name, family in FAMILIES.items()}
+    hermes, llama = formats["json between marks"], formats["json after a tag, one call"]
     for format_, text in (
-        (HERMES, "1 < 2, and <tool_box> is a tag\n\n"),
-        (HERMES, '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>'),
-        (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
-        (HERMES, '<tool_call>{"name": "a b", "arguments": {'),
-        (LLAMA, '{"name": "Bob", "age": 3}'),
-        (LLAMA, 'So: {"name": "add", "parameters": {}}'),
-        (LLAMA, "<|python_tag|>print(1)"),
-        (MISTRAL_LIST, "[TOOL_CALLS][]"),
-        (MISTRAL, "[TOOL_CALLS]add {}"),
-        (GEMMA, "<|tool_call>call:add{a:}<tool_call|>"),
-        (GEMMA, '<|tool_call>call:add{a:<|"|>x'),
+        (hermes, "1 < 2, and <tool_box> is a tag\n\n"),
+        (hermes, '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>'),
+        (hermes, '<tool_call>{"arguments": {}}</tool_call>'),
+        (hermes, '<tool_call>{"name": "a b", "arguments": {'),
+        (llama, '{"name": "Bob", "age": 3}'),
+        (llama, 'So: {"name": "add", "parameters": {}}'),
+        (llama, "<|python_tag|>print(1)"),
+        (formats["a list of json, with ids"], "[TOOL_CALLS][]"),
+        (formats["names and json between marks"], "[TOOL_CALLS]add {}"),
+        (formats["bare keys"], "<|tool_call>call:add{a:}<tool_call|>"),
+        (XML, "<tool_call>\n<function=add\n<parameter"),
     ):
         assert parsed(format_, text) == [Content(text)]
 
 
 def test_only_text_that_may_become_a_mark_is_held_back() -> None:
-    parser = ReplyParser(HERMES)
+    parser = ReplyParser(GENERIC)
     assert parser.feed("\n<thi") == []
     assert parser.feed("nk>\nhm </") == [Reasoning("hm ")]
     assert parser.feed("b></thin") == [Reasoning("</b>")]
@@ -203,8 +243,13 @@ def test_only_text_that_may_become_a_mark_is_held_back() -> None:
     assert parser.feed('"}}\n</tool_') == [CallArguments(0, '"}')]
     assert parser.feed("call>\nDone") == [Content("\nDone")]
     assert parser.finish() == []
-    llama = ReplyParser(LLAMA)  # whose calls are JSON, as an answer may be
-    assert llama.feed('{"na') == []
+    xml = ReplyParser(XML, tools=[WRITE])
+    assert xml.feed("<tool_call>\n<function=write>\n<param") == [CallStart(0, "write")]
+    assert xml.feed("eter=path>\nab") == [CallArguments(0, '{"path": "ab')]
+    assert xml.feed("c\n</para") == [CallArguments(0, "c")]
+    assert xml.feed("graph>\n") == [CallArguments(0, r"\n</paragraph>")]
+    llama = ReplyParser(tool_format(FAMILIES["json after a tag, one call"].template))
+    assert llama.feed('{"na') == []  # its calls are JSON, as an answer may be
     assert llama.feed('mes": [') == [Content('{"names": [')]
 
 
@@ -225,3 +270,22 @@ def test_reasoning_is_split_off() -> None:
         ("", "<think>", []),
     ):
         assert parsed(None, text, opening) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "n"),
+    [
+        ("xab", "abc", 2),
+        ("xaab", "ab", 0),
+        ("xaa", "aaab", 2),
+        ("abab", "ababac", 4),
+        ("ab", "ab", 0),
+        ("", "ab", 0),
+        ("xy", "ab", 0),
+        ("b" + "a" * 9, "a" * 9 + "b", 9),
+    ],
+)
+def test_the_end_of_a_text_that_may_become_a_stop_string_is_held(
+    text: str, stop: str, n: int
+) -> None:
+    assert _overlap(text, stop) == n

@@ -39,7 +39,7 @@ OPENS = THINKS.partition("{% if")[0] + "{{ '<think>\\n' }}"
 CALLS = (
     "{% if tools %}{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
-    "{% for call in message.tool_calls %}{{ call.function.name }}"
+    "{% for call in message.tool_calls %}<call>{{ call.function.name }}"
     "{{ call.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
 )
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": "<"}'}}
@@ -171,7 +171,7 @@ def test_tools_calls_and_results_are_shown_to_the_model(engines: dict[str, Engin
     model = engines["calls"].model
     assert chat_text(model, CALL_MESSAGES, tools=[TOOL]) == (
         '{"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}'
-        '<|system|>s<|end|><|user|>a<|end|><|assistant|>add{"x": "<"}<|end|><|tool|>3<|end|>'
+        '<|system|>s<|end|><|user|>a<|end|><|assistant|><call>add{"x": "<"}<|end|><|tool|>3<|end|>'
         "<|assistant|>"
     )
     text = chat_text(model, CALL_MESSAGES, tools=[TOOL])
@@ -211,22 +211,106 @@ def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
     assert r'{"x":"<|end|>\"\n","<|end|>\"\n":1}' in text
 
 
-def test_tools_without_a_template_and_arguments_that_are_no_object_are_refused(
+def test_a_model_without_tools_in_its_template_reads_them_as_text(
     engines: dict[str, Engine],
 ) -> None:
     model = engines["thinks"].model
-    for messages, tools in ((MESSAGES, [TOOL]), (CALL_MESSAGES, []), (CALL_MESSAGES[2:3], [])):
-        with pytest.raises(InvalidParameter, match="chat template has no tools; leave out tools"):
-            chat_prompt(model, messages, tools=tools)
-    model, refused = engines["calls"].model, "invalid tool call .*; each needs a function with"
-    for arguments in ("[1]", "{", 3, None):
+    text = chat_text(model, [*CALL_MESSAGES, CALL_MESSAGES[3]], tools=[TOOL])
+    call = '<tool_call>\n{"name": "add", "arguments": {"x": "<"}}\n</tool_call>'
+    result = "<tool_response>\n3\n</tool_response>"
+    assert text.endswith(
+        f"<|end|><|user|>a<|end|><|assistant|>{call}<|end|><|user|>{result}\n\n{result}<|end|>"
+        "<|assistant|>"
+    )
+    assert text.startswith("<|system|>s\n\nYou can call tools. To call one, ")
+    assert '{"name": "add", "description": "", "parameters": {"type": "object", "prop' in text
+    tokens = chat_prompt(model, [*CALL_MESSAGES, CALL_MESSAGES[3]], tools=[TOOL]).tokens
+    assert tokens == model.tokenize(text, parse_special=True)
+
+
+def test_arguments_of_any_kind_are_taken_and_calls_without_a_name_refused(
+    engines: dict[str, Engine],
+) -> None:
+    model = engines["calls"].model
+    for arguments, expected in (
+        ({"x": 1}, '{"x": 1}'),
+        ('{"x": "a", "y": [1', '{"x": "a", "y": [1]}'),
+        ("[1]", '{"arguments": [1]}'),
+        (None, "{}"),
+    ):
         call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
         messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
-        if arguments is None:  # as for an empty text
-            assert "add{}" in chat_text(model, messages)
-            continue
-        with pytest.raises(InvalidParameter, match=refused):
+        assert f"<call>add{expected}<|end|>" in chat_text(model, messages)
+    for bad in ({"id": "1"}, {"function": {"arguments": "{}"}}, 3):
+        messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [bad]}]
+        with pytest.raises(InvalidParameter, match=r"invalid tool call .*; each needs a function"):
             chat_prompt(model, messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        (
+            [{"role": "assistant", "content": "b"}, {"role": "assistant", "tool_calls": [CALL]}],
+            '<|assistant|>b<call>add{"x": "<"}<|end|>',
+        ),
+        (
+            [{"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}],
+            "<|assistant|>b\n\nc<|end|>",
+        ),
+        ([{"role": "assistant", "content": None, "refusal": "No."}], "<|assistant|>No.<|end|>"),
+        ([{"role": "assistant", "content": None}], "<|assistant|><|end|>"),
+        (
+            [
+                {"role": "assistant", "content": None, "function_call": CALL["function"]},
+                {"role": "function", "name": "add", "content": "3"},
+            ],
+            '<|assistant|><call>add{"x": "<"}<|end|><|tool|>3<|end|>',
+        ),
+    ],
+)
+def test_histories_are_taken_as_clients_send_them(
+    engines: dict[str, Engine], messages: list[Any], text: str
+) -> None:
+    conversation = [MESSAGES[0], *messages, MESSAGES[2]]
+    assert chat_text(engines["calls"].model, conversation) == (
+        f"<|user|>a<|end|>{text}<|user|>c<|end|><|assistant|>"
+    )
+
+
+# Like Mistral's and Gemma's: one system message, or none, then user and assistant in turn.
+STRICT = (
+    "{% set rest = messages[1:] if messages[0].role == 'system' and SYSTEM else messages %}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 is even) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("system", "text"),
+    [("true", "s:s\n\nt\n\nu;u:a;a:b;u:c\n\nd;"), ("false", "u:s\n\nt\n\nu\n\na;a:b;u:c\n\nd;")],
+)
+def test_a_strict_template_gets_a_form_of_the_conversation_that_it_accepts(
+    tmp_path: Path, system: str, text: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "strict.gguf", chat_template=STRICT.replace("SYSTEM", system))
+    roles = {"s": "system", "t": "developer", "a": "user", "b": "assistant", "u": "system"}
+    messages = [{"role": roles.get(c, "user"), "content": c} for c in "stabucd"]
+    with Model(path) as model:
+        assert chat_text(model, messages) == text
+        with pytest.raises(InvalidParameter, match="roles must alternate"):
+            chat_text(model, [messages[3], messages[5]])
+
+
+def test_the_reasoning_of_earlier_turns_reaches_the_template(tmp_path: Path) -> None:
+    for read in ("reasoning_content", "reasoning", "thinking"):
+        template = f"{{% for m in messages %}}({{{{ m.{read} }}}}){{{{ m.content }}}}{{% endfor %}}"
+        path = write_tiny_gguf(tmp_path / f"{read}.gguf", chat_template=template)
+        with Model(path) as model:
+            assert chat_text(model, MESSAGES) == "()a(hm)b()c"
+            apart = [MESSAGES[0], {**MESSAGES[1], "content": "b", "reasoning_content": "so"}]
+            assert chat_text(model, [*apart, MESSAGES[2]]) == "()a(so)b()c"
 
 
 def test_a_gguf_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:

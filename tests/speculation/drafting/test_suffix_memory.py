@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import stat
+import sys
 from array import array
 from pathlib import Path
 
@@ -159,6 +161,7 @@ def test_a_saved_memory_is_loaded_again(tmp_path: Path) -> None:
     loaded = SuffixMemory.load(path, OWNER, n_vocab=150)
     assert loaded.index.tokens().tolist() == [*CHAT, -1, 5, 6, 7, -1]
     assert [file.name for file in tmp_path.iterdir()] == ["memory"]
+    assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(InvalidParameter, match=r"memory has the memory of another model; give"):
         SuffixMemory.load(path, "f" * 16, n_vocab=150)
     assert path.stat().st_size == 32 + 4 * 55

@@ -411,7 +411,7 @@ def test_drafts_for_a_hybrid_target_are_accepted_over_several_turns(tmp_path: Pa
             plain.cache.truncate(0)
             expected = plain.generate(text, method="ar", sampling=sampling, max_tokens=40).run()
             assert drafted.token_ids == expected.token_ids
-            assert 8 < drafted.stats.n_accepted < drafted.stats.n_drafted
+            assert 5 < drafted.stats.n_accepted < drafted.stats.n_drafted
             n_reused.append(drafted.stats.n_reused)
             text = [*text, *drafted.token_ids]
         assert max(n_reused) > 60

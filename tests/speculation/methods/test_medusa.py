@@ -286,7 +286,8 @@ def test_heads_of_any_kind_give_the_text_of_plain_decoding(
     path = write_medusa_heads(tmp_path / "heads.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
-            if method == "medusa" and plain.stats.n_tokens > 5:
+            is_held = plain.request.sampling.has_structure  # then drafts are dropped
+            if method == "medusa" and plain.stats.n_tokens > 5 and not is_held:
                 assert ours.stats.n_drafted == 6 * (ours.stats.n_steps - 1)
 
 

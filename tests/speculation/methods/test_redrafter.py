@@ -244,7 +244,8 @@ def test_any_head_gives_the_text_of_plain_decoding(
     path = write_redrafter_head(tmp_path / "head.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
-            if method == METHODS[1] and plain.finish_reason == "length":
+            is_held = plain.request.sampling.has_structure  # then drafts are dropped
+            if method == METHODS[1] and plain.finish_reason == "length" and not is_held:
                 # Not in the first step; in the last two one token is left, and none.
                 assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
 

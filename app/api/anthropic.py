@@ -1,0 +1,405 @@
+"""``/v1/messages``, Anthropic's API: a chat completion in other words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from app.api.body import Limited
+from app.api.chat import ChatReply, answered
+from app.api.errors import ApiError
+from app.api.replies import answer
+from app.api.schemas import ChatCompletion, Posted
+from app.api.service import Service
+from app.api.translated import (
+    Block,
+    EventStream,
+    SseEvent,
+    Translator,
+    as_choice,
+    chat_completion,
+    new_id,
+    refuse,
+)
+from app.worker.messages import ChatRequest, Render
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class ToolChoice(Posted):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Posted):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class OutputConfig(Posted):
+    format: dict[str, Any] | None = None
+    effort: str | None = None
+
+
+class Turn(Posted):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class CountRequest(Posted, extra="allow"):
+    """A request whose tokens are counted. Other fields are those of a chat completion."""
+
+    messages: list[Turn] = Field(min_length=1)
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    thinking: Thinking = Thinking(type="disabled")
+    stop_sequences: list[str] = Field(default_factory=list)
+    stream: bool = False
+    max_tokens: int | None = Field(None, ge=1)
+    output_config: OutputConfig = OutputConfig()
+    output_format: dict[str, Any] | None = None
+    # These would change the reply.
+    container: Any = None
+    mcp_servers: list[Any] = Field(default_factory=list)
+
+    def chat(self) -> ChatCompletion:
+        """The chat completion that this asks for. Raises ApiError."""
+        if self.container is not None:
+            raise refuse("container", "no code runs here")
+        if self.mcp_servers:
+            raise refuse("mcp_servers", "connect them in the client, and give their tools")
+        messages = [] if self.system is None else [_system(self.system)]
+        for number, turn in enumerate(self.messages):
+            messages += _messages(f"messages.{number}", turn)
+        choice: Any = _CHOICES.get(self.tool_choice.type)
+        if choice is None:
+            choice = {"type": "function", "function": {"name": self.tool_choice.name}}
+        return chat_completion(
+            {
+                **(self.model_extra or {}),
+                **self._thinking(),
+                "messages": messages,
+                "model": self.model,
+                "stream": self.stream,
+                "max_tokens": self.max_tokens,
+                "stop": self.stop_sequences,
+                "tools": _tools(self.tools),
+                "tool_choice": choice,
+                "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
+                "response_format": _response_format(
+                    self.output_config.format or self.output_format
+                ),
+                # With the prompt's progress comes the count of its tokens, for the first event.
+                "return_progress": True,
+            }
+        )
+
+    def _thinking(self) -> dict[str, Any]:
+        """The fields that turn thinking on or off. It is off unless it is asked for."""
+        if self.thinking.type == "disabled":
+            return {"reasoning_effort": "none"}
+        extra = self.model_extra or {}
+        kwargs = {"enable_thinking": True, **(extra.get("chat_template_kwargs") or {})}
+        return {
+            "reasoning_effort": self.output_config.effort,
+            "chat_template_kwargs": kwargs,
+            "thinking_budget_tokens": self.thinking.budget_tokens,
+        }
+
+
+class MessagesRequest(CountRequest):
+    """A request for a message."""
+
+    max_tokens: int = Field(ge=1)
+
+
+def _system(given: str | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"role": "system", "content": _parts("system", given)}
+
+
+def _messages(where: str, turn: Turn) -> list[dict[str, Any]]:
+    """The messages of a turn. The results of tools are messages of their own, before the rest."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    if turn.role == "assistant":
+        return [_told(where, turn.content)]
+    results, parts = [], []
+    for number, block in enumerate(turn.content):
+        if block.get("type") == "tool_result":
+            content = _parts(f"{where}.content.{number}", block.get("content") or "")
+            id_ = block.get("tool_use_id", "")
+            results.append({"role": "tool", "tool_call_id": id_, "content": content})
+        else:
+            parts += _parts(where, [block], number)
+    return [*results, {"role": turn.role, "content": parts}] if parts else results
+
+
+def _told(where: str, blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The assistant's message of these blocks."""
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    parts, calls, thoughts = [], [], []
+    for number, block in enumerate(blocks):
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(block.get("thinking", ""))
+        elif kind == "tool_use":
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            function = {"name": block.get("name"), "arguments": arguments}
+            calls.append({"id": block.get("id", ""), "type": "function", "function": function})
+        elif kind != "redacted_thinking":  # nobody here can read it
+            parts += _parts(where, [block], number)
+    if parts or not calls:
+        message["content"] = parts
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message
+
+
+def _parts(
+    where: str, content: str | Sequence[Mapping[str, Any]], first: int = 0
+) -> list[dict[str, Any]]:
+    """A content's blocks as parts of a chat completion's message; ``first`` is their number."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    found: list[dict[str, Any]] = []
+    for number, block in enumerate(content, first):
+        kind, source = block.get("type"), block.get("source") or {}
+        if kind == "text":
+            found.append({"type": "text", "text": block.get("text", "")})
+        elif kind == "document" and source.get("type") == "text":
+            found.append({"type": "text", "text": source.get("data", "")})
+        elif kind == "image":
+            data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+            url = source.get("url") or data
+            found.append({"type": "image_url", "image_url": {"url": url}})
+        else:
+            raise refuse(f"{where}.content.{number}.type", f"{kind!r:.40} is not text; send text")
+    return found
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The client's own tools. Anthropic's, which it would run itself, are left out."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.get("name"),
+                "description": tool.get("description", ""),
+                "parameters": tool.get("input_schema") or {},
+                **({"strict": tool["strict"]} if "strict" in tool else {}),
+            },
+        }
+        for tool in tools
+        if tool.get("type", "custom") == "custom"
+    ]
+
+
+def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if given is None or given.get("type") != "json_schema":
+        return None if given is None else dict(given)
+    return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
+
+
+class AnthropicRoute(Limited):
+    """A route whose errors have Anthropic's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_errors(http: Request) -> Response:
+            try:
+                return await handle(http)
+            except (ApiError, RequestValidationError) as error:
+                worded = await http.app.exception_handlers[type(error)](http, error)
+                message = json.loads(worded.body)["error"]["message"]
+                return JSONResponse(error_body(message, worded.status_code), worded.status_code)
+
+        return handle_errors
+
+
+def error_body(message: str, status: int) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": _TYPES.get(status, "api_error"), "message": message}}
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes that ``service`` answers."""
+    router = APIRouter(route_class=AnthropicRoute)
+
+    @router.post("/v1/messages")
+    @router.post("/messages")
+    async def message(asked: MessagesRequest, http: Request) -> Response:
+        chat = asked.chat()
+        requests = await service.chat_requests(chat, http)
+        return await answered(MessageReply(service, chat, requests), http)
+
+    @router.post("/v1/messages/count_tokens")
+    @router.post("/messages/count_tokens")
+    async def count(asked: CountRequest, http: Request) -> dict[str, Any]:
+        request = (await service.chat_requests(asked.chat(), http))[0]
+        return {"input_tokens": (await answer(service.backend, Render(request))).n_tokens}
+
+    return router
+
+
+class MessageReply(ChatReply):
+    """A chat completion's reply as a message."""
+
+    stream_type = EventStream
+
+    def __init__(
+        self, service: Service, chat: ChatCompletion, requests: Sequence[ChatRequest]
+    ) -> None:
+        super().__init__(service, chat, requests)
+        self._events = MessageEvents(service.name())
+
+    def whole(self) -> dict[str, Any]:
+        found = super().whole()
+        choice, counts = found["choices"][0], message_usage(found["usage"])
+        for _ in self._events.take(as_choice(choice)):
+            pass
+        for _ in self._events.end(*self._stop_reason(choice["finish_reason"]), counts):
+            pass
+        return self._events.message
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
+        events, gathered, reason, has_begun = self._events, self.replies.choices[0], "stop", False
+        try:
+            async for chunk in super().chunks():
+                if isinstance(chunk, str):  # the mark at the end, which this API lacks
+                    continue
+                if not has_begun and (gathered.prefill or gathered.pieces or gathered.done):
+                    has_begun = True
+                    yield events.start(self._first_usage())
+                for choice in chunk["choices"]:
+                    for event in events.take(choice):
+                        yield event
+                    reason = choice.get("finish_reason") or reason
+                if chunk.get("usage"):
+                    counts = message_usage(chunk["usage"])
+                    for event in events.end(*self._stop_reason(reason), counts):
+                        yield event
+        except ApiError as error:
+            yield error_body(error.message, error.status)
+
+    def _stop_reason(self, reason: str) -> tuple[str, str | None]:
+        """Why the reply ended, and at which of the request's stop strings."""
+        done = self.replies.choices[0].done
+        stop = done.stop_string if done is not None else ""
+        if reason == "stop" and stop in self.asked.stop:
+            return "stop_sequence", stop
+        return {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason, "end_turn"), None
+
+    def _first_usage(self) -> dict[str, Any]:
+        """The counts when the message starts: those of the prompt, as far as they are known."""
+        gathered = self.replies.choices[0]
+        n_prompt = gathered.prefill.total + 1 if gathered.prefill is not None else 0
+        return _usage(n_prompt, gathered.n_reused, 0)
+
+
+def message_usage(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The usage of a chat completion, as a message has it."""
+    n_cached = found["prompt_tokens_details"]["cached_tokens"]
+    return _usage(found["prompt_tokens"], n_cached, found["completion_tokens"])
+
+
+def _usage(n_prompt: int, n_cached: int, n_tokens: int) -> dict[str, Any]:
+    """Tokens that were in the cache are not among the input's."""
+    return {
+        "input_tokens": n_prompt - n_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": n_tokens,
+    }
+
+
+class MessageEvents(Translator):
+    """The events of a message.
+
+    message  as it is so far
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.message: dict[str, Any] = {
+            "id": new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {},
+        }
+
+    def start(self, counts: Mapping[str, Any]) -> SseEvent:
+        message = {**self.message, "content": [], "usage": dict(counts)}
+        return {"type": "message_start", "message": message}
+
+    def end(
+        self, reason: str, stop_sequence: str | None, counts: Mapping[str, Any]
+    ) -> Iterator[SseEvent]:
+        yield from self.finish(is_whole=reason != "max_tokens")
+        delta = {"stop_reason": reason, "stop_sequence": stop_sequence}
+        self.message |= {**delta, "usage": dict(counts)}
+        yield {"type": "message_delta", "delta": delta, "usage": dict(counts)}
+        yield {"type": "message_stop"}
+
+    def begun(self, block: Block) -> Iterator[SseEvent]:
+        content: dict[str, Any] = {"type": "text", "text": ""}
+        if block.kind == "call":
+            content = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+        elif block.kind == "reasoning":
+            content = {"type": "thinking", "thinking": "", "signature": ""}
+        self.message["content"].append(content)
+        # A copy: the block in the message grows.
+        yield {"type": "content_block_start", "index": block.index, "content_block": {**content}}
+
+    def added(self, block: Block, text: str, logprobs: Sequence[Any]) -> Iterator[SseEvent]:
+        if block.kind == "call":
+            delta = {"type": "input_json_delta", "partial_json": text}
+        elif block.kind == "text":
+            delta = {"type": "text_delta", "text": text}
+        else:
+            delta = {"type": "thinking_delta", "thinking": text}
+        yield {"type": "content_block_delta", "index": block.index, "delta": delta}
+
+    def ended(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
+        content = self.message["content"][block.index]
+        if block.kind == "call":
+            content["input"] = _arguments(block.text)
+        elif block.kind == "text":
+            content["text"] = block.text
+        else:
+            content["thinking"] = block.text
+            delta = {"type": "signature_delta", "signature": ""}  # nothing is signed here
+            yield {"type": "content_block_delta", "index": block.index, "delta": delta}
+        yield {"type": "content_block_stop", "index": block.index}
+
+
+def _arguments(text: str) -> Any:
+    """A call's arguments; those of a call that was cut short are empty."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}

@@ -1,0 +1,121 @@
+"""``/infill``, llama-server's route for editors: what belongs between two parts of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import Field, ValidationError
+
+from app.api.body import Limited
+from app.api.errors import ApiError
+from app.api.native import completed
+from app.api.replies import answer
+from app.api.schemas import Completion, Posted
+from app.api.service import Service
+from app.worker.messages import Tokenize
+
+PREFIX_SHARE = 0.75  # of the room for the file that is edited; the suffix has the rest
+REPLY_ROOM = 256  # tokens that are left for a reply without a limit
+REPOSITORY = "repository\n"  # its name, of which requests say nothing
+FILE = "file\n"  # the edited file's
+
+
+class Extra(Posted):
+    """A part of another file."""
+
+    text: str
+    filename: str = "snippet"
+
+
+class Infill(Posted, extra="allow"):
+    """A place in a file. Other fields are those of a completion."""
+
+    input_prefix: str
+    input_suffix: str = ""
+    input_extra: list[Extra] = Field(default_factory=list)
+    prompt: str = ""  # text after the prefix, which the reply continues
+    model: str | None = None
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes that ``service`` answers."""
+    router = APIRouter(route_class=Limited)
+
+    @router.post("/infill")
+    async def infill(asked: Infill, http: Request) -> Response:
+        try:
+            completion = Completion.model_validate({**(asked.model_extra or {}), "prompt": [0]})
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        tokens = await _tokens(service, asked, http, completion.limit)
+        return await completed(service, completion.model_copy(update={"prompt": tokens}), http)
+
+    return router
+
+
+async def _tokens(service: Service, asked: Infill, http: Request, n_reply: int | None) -> list[int]:
+    """The prompt: parts of other files, then the edited one. Raises ApiError."""
+    await service.take_model(asked.model, http)
+    model, marks = service.model(), service.facts.fim
+    missing = [name for name in ("prefix", "suffix", "middle") if name not in marks]
+    if missing:
+        raise ApiError(
+            f"{service.name()} has no token for {', '.join(missing)}: it was not trained to fill "
+            "in the middle; load a model for code, or ask for a completion",
+            501,
+        )
+
+    async def split(text: str, add_special: bool = False) -> list[int]:
+        if not text and not add_special:
+            return []
+        question = Tokenize(text, add_special, parse_special=False)
+        return [token for token, _ in (await answer(service.backend, question)).tokens]
+
+    begin = await split("", add_special=True)
+    prefix = await split(asked.input_prefix)
+    written, suffix = await split(asked.prompt), await split(asked.input_suffix)
+    extra: list[int] = []
+    if asked.input_extra:
+        if "repository" in marks:
+            extra += [marks["repository"], *await split(REPOSITORY)]
+        for part in asked.input_extra:
+            extra += [marks["file"]] if "file" in marks else await split("\n\n")
+            extra += await split(f"{part.filename}\n{part.text}")
+        if "file" in marks:
+            extra += [marks["file"], *await split(FILE)]
+    room = model.n_ctx - (REPLY_ROOM if n_reply is None else n_reply)
+    return fitted(marks, begin, extra, prefix, written, suffix, room)
+
+
+def fitted(
+    marks: Mapping[str, int],
+    begin: Sequence[int],
+    extra: Sequence[int],
+    prefix: Sequence[int],
+    written: Sequence[int],
+    suffix: Sequence[int],
+    room: int,
+) -> list[int]:
+    """The prompt, in at most ``room`` tokens: what is nearest to the gap is kept.
+
+    ``begin`` and ``written`` are kept whole. A side that needs less than its share leaves the rest
+    to the other one, and both leave the rest to ``extra``.
+    """
+    n_left = max(0, room - len(begin) - len(written) - 3)
+    share = max(int(PREFIX_SHARE * n_left), n_left - len(suffix))
+    n_prefix = min(len(prefix), share)
+    n_suffix = min(len(suffix), n_left - n_prefix)
+    n_extra = min(len(extra), n_left - n_prefix - n_suffix)
+    return [
+        *begin,
+        *extra[len(extra) - n_extra :],
+        marks["prefix"],
+        *prefix[len(prefix) - n_prefix :],
+        *written,
+        marks["suffix"],
+        *suffix[:n_suffix],
+        marks["middle"],
+    ]

@@ -1,0 +1,259 @@
+"""Which model answers a call. Loads another one when a call names it, and frees one that is idle.
+
+Calls take their turn. One that names another model waits until the calls before it have ended, and
+those after it wait for it, so none waits for ever. Everything happens in the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.errors import ApiError
+from app.api.replies import while_connected
+from app.worker.backend import Backend
+from app.worker.events import Events
+from app.worker.messages import LAST, Event, Failed, ModelSpec, Unload
+from speculation.registry import PAIRED, ModelEntry, is_local
+from speculation.registry.local import known_models
+
+KNOWN_SECONDS = 10.0  # for which the list of models holds
+_HELD = "held models"  # in a call's scope: what it releases at its end
+
+
+@dataclass
+class _Waiting:
+    """A call that waits for a model."""
+
+    model: str
+    admitted: asyncio.Future[None]
+
+
+class Models:
+    """The models that calls can name, and the calls that use the loaded one."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: ModelSpec | None = None,
+        *,
+        alias: str = "",
+        switches: bool = False,
+        idle_seconds: float | None = None,
+    ) -> None:
+        """``spec`` is the model that the server began with, ``alias`` its name. ``switches``: load
+        the model that a call names. ``idle_seconds``: free one that no call has used for so long.
+        """
+        self.switches = switches
+        self.is_asleep = False  # the model was freed because nobody used it
+        self._backend, self._first, self._alias = backend, spec or ModelSpec(), alias
+        self._last = self._first.model  # the one that was loaded last
+        self._idle_seconds = idle_seconds
+        self._n_users = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None  # a load or unload
+        self._timer: asyncio.TimerHandle | None = None
+        self._known: tuple[float, dict[str, ModelEntry]] = (0.0, {})
+
+    def name(self, model: str) -> str:
+        """A model's name in answers."""
+        is_first = not self.switches or model == self._first.model
+        return self._alias if self._alias and is_first else Path(model).name
+
+    async def take(self, asked: str | None, http: Request) -> None:
+        """Wait for the model that a call names, which keeps it until the call has ended.
+
+        Any name that is not a known model's stands for the loaded one. Raises ApiError if it is
+        another one's and cannot be loaded.
+        """
+        wanted = await self._wanted(asked)
+        status = self._backend.status()
+        is_loading = self._task is None and status.loading is not None
+        has_begun = status.model is not None or status.error is not None or self.is_asleep
+        holds = http.scope.get(_HELD)
+        if not (self.switches or self._idle_seconds) or holds is None or holds:
+            return  # nothing is switched, or this call holds a model already
+        if is_loading or not (has_begun or self._task):
+            return  # somebody else loads a model: this call will hear of it
+        await while_connected(http, self._turn(wanted))
+        holds.append(self._release)
+
+    async def others(self) -> list[dict[str, Any]]:
+        """The models beside the loaded one, for a list of models."""
+        if not self.switches:
+            return []
+        current, known = self._current(), await self._models()
+        states = {name: is_local(entry) for name, entry in known.items() if name != current}
+        if self._first.model != current:
+            states.pop(self._first.model, None)
+            states = {self.name(self._first.model): True, **states}
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(time.time()),
+                "owned_by": "speculation",
+                "status": {"value": "unloaded" if is_here else "not downloaded"},
+            }
+            for name, is_here in states.items()
+        ]
+
+    def _current(self) -> str | None:
+        model = self._backend.status().model
+        return None if model is None else model.spec.model
+
+    async def _models(self) -> dict[str, ModelEntry]:
+        read_at, known = self._known
+        if time.monotonic() - read_at > KNOWN_SECONDS or not known:
+            known = await asyncio.to_thread(known_models)
+            self._known = time.monotonic(), known
+        return known
+
+    async def _wanted(self, asked: str | None) -> str:
+        """The model that a call gets for a name. Raises ApiError."""
+        current = self._current() or self._last
+        if not asked or asked in (current, Path(current).name):
+            return current
+        if asked in (self._alias, self._first.model, Path(self._first.model).name):
+            return self._first.model if self.switches else current
+        known = await self._models()
+        entry = known.get(asked)
+        if entry is None:
+            by_file = [name for name in known if Path(name).name == asked]
+            return by_file[0] if by_file and self.switches else current
+        if not self.switches:
+            raise ApiError(
+                f"{asked} is not loaded; this server has {Path(current).name}. Start it with "
+                f"--model {asked}, or with --switch-models to load models when they are asked for",
+                404,
+                param="model",
+                code="model_not_found",
+            )
+        if not is_local(entry):
+            raise ApiError(
+                f"{asked} is not on this machine; `speculation models {asked}` downloads it",
+                404,
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+    async def _turn(self, model: str) -> None:
+        """Wait for the turn of a call for ``model``. Raises ApiError if it cannot be loaded."""
+        waiting = _Waiting(model, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._advance()
+        try:
+            await waiting.admitted
+        except asyncio.CancelledError:
+            if waiting.admitted.done() and not waiting.admitted.cancelled():
+                self._release()  # it came just then
+            self._advance()
+            raise
+
+    def _advance(self) -> None:
+        """Admit the calls that can be, in order."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting and self._task is None:
+            first = self._waiting[0]
+            if first.admitted.done():  # its client has left
+                self._waiting.popleft()
+            elif first.model == self._current():
+                self._waiting.popleft()
+                self._n_users += 1
+                first.admitted.set_result(None)
+            elif self._n_users == 0:
+                self._task = asyncio.ensure_future(self._load(first))
+            else:
+                return
+        is_idle = not (self._waiting or self._n_users or self._task or self.is_asleep)
+        if is_idle and self._idle_seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._idle_seconds, self._begin_unload)
+
+    def _release(self) -> None:
+        """A call has ended."""
+        self._n_users -= 1
+        self._advance()
+
+    async def _load(self, first: _Waiting) -> None:
+        """Load the model of the call that is next."""
+        try:
+            last = await _end_of(self._backend.load(self._spec(first.model)))
+            if isinstance(last, Failed):
+                if not first.admitted.done():
+                    first.admitted.set_exception(ApiError.of(last))
+            else:
+                self._last, self.is_asleep = first.model, False
+        finally:
+            self._task = None
+            self._advance()
+
+    def _spec(self, model: str) -> ModelSpec:
+        """How to load a model: as the first one, but for what belongs to that alone."""
+        if model == self._first.model:
+            return self._first
+        entry = self._known[1].get(model)
+        has_draft = self._first.draft_model == PAIRED and entry is not None and entry.draft
+        has_heads = self._first.heads == (PAIRED,) and entry is not None and entry.heads
+        return replace(
+            self._first,
+            model=model,
+            draft_model=PAIRED if has_draft else None,
+            heads=(PAIRED,) if has_heads else (),
+            chat_template=None,
+        )
+
+    def _begin_unload(self) -> None:
+        self._timer = None
+        if self._current() is not None and self._task is None:
+            self._task = asyncio.ensure_future(self._unload())
+
+    async def _unload(self) -> None:
+        try:
+            self._last = self._current() or self._last
+            last = await _end_of(self._backend.ask(Unload()))
+            self.is_asleep = not isinstance(last, Failed)
+        finally:
+            self._task = None
+            self._advance()
+
+
+async def _end_of(events: Events) -> Event:
+    """The last event of a request to the engine."""
+    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+    def take(event: Event) -> None:
+        if isinstance(event, LAST) and not found.done():
+            found.set_result(event)
+
+    try:
+        events.hand_over(take)
+        return await found
+    finally:
+        events.close()
+
+
+class HoldModels:
+    """ASGI middleware: a call keeps its model until its answer, or its stream, has ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        holds: list[Callable[[], None]] = []
+        try:
+            await self._app({**scope, _HELD: holds}, receive, send)
+        finally:
+            for release in holds:
+                release()

@@ -1,0 +1,228 @@
+"""``/v1/messages`` with Anthropic's official client: events, messages and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from anthropic import Anthropic, APIStatusError, BadRequestError, InternalServerError
+
+from app.worker.messages import Failed, Tokens
+from tests.support.fake_backend import FakeBackend
+from tests.support.fake_endpoint import THOUGHT, done, served
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+ASKED: dict[str, Any] = {"model": "any", "max_tokens": 9, "messages": HELLO}
+COUNTS = {
+    "input_tokens": 7,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 3,
+    "output_tokens": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture(scope="module")
+def client(backend: FakeBackend) -> Iterator[Anthropic]:
+    with Anthropic(base_url=served(backend), api_key="none", max_retries=0) as made:
+        yield made
+
+
+def plain(event: Any) -> dict[str, Any]:
+    found: dict[str, Any] = event.model_dump(exclude_none=True)
+    return found
+
+
+def test_a_stream_has_the_events_of_the_api_and_makes_the_whole_message(
+    client: Anthropic, backend: FakeBackend
+) -> None:
+    backend.script = [[*THOUGHT, done()]] * 3
+    events = [plain(event) for event in client.messages.create(**ASKED, stream=True)]
+    start = events.pop(0)
+    assert start["type"] == "message_start"
+    assert (start["message"]["model"], start["message"]["content"]) == ("tiny", [])
+    assert start["message"]["usage"] == {**COUNTS, "output_tokens": 0}
+    thinking, text = {"type": "thinking_delta"}, {"type": "text_delta"}
+    assert events == [
+        {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": "thinking", "thinking": "", "signature": ""},
+        },
+        {"type": "content_block_delta", "index": 0, "delta": {**thinking, "thinking": "hm"}},
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "signature_delta", "signature": ""},
+        },
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "content_block_start",
+            "index": 1,
+            "content_block": {"type": "text", "text": ""},
+        },
+        {"type": "content_block_delta", "index": 1, "delta": {**text, "text": "Hel"}},
+        {"type": "content_block_delta", "index": 1, "delta": {**text, "text": "lo"}},
+        {"type": "content_block_stop", "index": 1},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": COUNTS},
+        {"type": "message_stop"},
+    ]
+    whole = client.messages.create(**ASKED)
+    with client.messages.stream(**ASKED) as stream:
+        gathered = stream.get_final_message()
+    for found in (whole, gathered):
+        assert [plain(block) for block in found.content] == [
+            {"type": "thinking", "thinking": "hm", "signature": ""},
+            {"type": "text", "text": "Hello"},
+        ]
+        assert (found.stop_reason, found.role, found.model) == ("end_turn", "assistant", "tiny")
+        assert plain(found.usage) == COUNTS
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "stop"),
+    [
+        (done("length"), "max_tokens", None),
+        (done("context"), "max_tokens", None),
+        (done(stop_string="END"), "stop_sequence", "END"),
+        (done(stop_string="<|turn|>"), "end_turn", None),  # the chat format's own
+    ],
+)
+def test_a_message_says_why_it_ended(
+    client: Anthropic, backend: FakeBackend, end: Any, reason: str, stop: str | None
+) -> None:
+    backend.script = [[Tokens((("a", False),), (1,)), end]] * 2
+    asked = {**ASKED, "stop_sequences": ["END"]}
+    found = client.messages.create(**asked)
+    assert (found.stop_reason, found.stop_sequence) == (reason, stop)
+    with client.messages.stream(**asked) as stream:
+        last = stream.get_final_message()
+    assert (last.stop_reason, last.stop_sequence) == (reason, stop)
+    assert backend.requests[-1].stop == ("END",)
+
+
+def test_errors_have_the_form_of_the_api(client: Anthropic, backend: FakeBackend) -> None:
+    def refusal(kind: type[APIStatusError] = BadRequestError, **more: Any) -> Any:
+        with pytest.raises(kind) as refused:
+            client.messages.create(**{**ASKED, **more})
+        return refused.value.body
+
+    def error(kind: str, message: str) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    assert refusal(extra_body={"container": "c"}) == error(
+        "invalid_request_error", "container is not supported: no code runs here"
+    )
+    assert refusal(messages=[])["error"]["type"] == "invalid_request_error"
+    assert "max_tokens" in refusal(max_tokens=0)["error"]["message"]
+    video: Any = [{"role": "user", "content": [{"type": "video"}]}]
+    message = refusal(messages=video)["error"]["message"]
+    assert "messages.0.content.0.type is not supported" in message
+
+    backend.script = [[Failed("busy", "too many wait", "busy")]]
+    assert refusal(InternalServerError) == error("overloaded_error", "too many wait")
+    backend.script = [[*THOUGHT, Failed("it broke", "it broke")]]
+    with pytest.raises(APIStatusError) as broken:
+        list(client.messages.create(**ASKED, stream=True))
+    assert broken.value.body == error("api_error", "it broke")
+
+
+def test_a_request_becomes_a_chat_completion(client: Anthropic, backend: FakeBackend) -> None:
+    backend.script = [[done()]]
+    messages: Any = [
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "ask", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "One moment."},
+                {"type": "tool_use", "id": "1", "name": "rain", "input": {"a": "é"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Go on."},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "1",
+                    "content": [{"type": "text", "text": "yes"}],
+                },
+            ],
+        },
+    ]
+    tools: Any = [
+        {"name": "rain", "description": "d", "input_schema": {"type": "object"}},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ]
+    client.messages.create(
+        model="any",
+        max_tokens=9,
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        messages=messages,
+        tools=tools,
+        tool_choice={"type": "tool", "name": "rain", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        extra_body={"top_k": 5},
+        stop_sequences=["END"],
+    )
+    asked = backend.requests[-1]
+    told = asked.messages[2]
+    assert [(message["role"], message["content"]) for message in asked.messages] == [
+        ("system", "Be brief."),
+        ("user", "weather?"),
+        ("assistant", "One moment."),
+        ("tool", "yes"),
+        ("user", "Go on."),
+    ]
+    (call,) = told["tool_calls"]
+    assert (call["id"], call["function"]["name"]) == ("1", "rain")
+    assert json.loads(call["function"]["arguments"]) == {"a": "é"}
+    assert asked.messages[3]["tool_call_id"] == "1"
+    assert [tool["function"]["name"] for tool in asked.tools] == ["rain"]
+    assert isinstance(asked.tool_choice, Mapping)
+    assert asked.tool_choice["function"] == {"name": "rain"}
+    assert not asked.parallel_tool_calls
+    assert (asked.max_tokens, asked.stop, asked.sampling["top_k"]) == (9, ("END",), 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "thinking", "template"),
+    [
+        ({}, "auto", False, {}),
+        ({"tool_choice": {"type": "any"}}, "required", False, {}),
+        ({"tool_choice": {"type": "none"}}, "none", False, {}),
+        ({"thinking": {"type": "disabled"}}, "auto", False, {}),
+        ({"thinking": {"type": "adaptive"}}, "auto", None, {"enable_thinking": True}),
+    ],
+)
+def test_thinking_is_off_unless_it_is_asked_for(
+    client: Anthropic,
+    backend: FakeBackend,
+    given: dict[str, Any],
+    choice: str,
+    thinking: bool | None,
+    template: dict[str, Any],
+) -> None:
+    backend.script = [[done()]]
+    client.messages.create(**ASKED, extra_body=given)
+    asked = backend.requests[-1]
+    assert (asked.tool_choice, asked.thinking) == (choice, thinking)
+    assert asked.template_kwargs == template
+
+
+def test_a_reply_can_be_held_to_a_schema(client: Anthropic, backend: FakeBackend) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for name in ("output_config", "output_format"):
+        backend.script = [[done()]]
+        format_ = {"type": "json_schema", "schema": schema}
+        given = {"format": format_} if name == "output_config" else format_
+        client.messages.create(**ASKED, extra_body={name: given})
+        assert backend.requests[-1].sampling["json_schema"] == schema

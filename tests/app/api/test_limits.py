@@ -1,0 +1,176 @@
+"""What is too much is refused before any work, and one call does not fill the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.api.replies import Replies
+from app.worker.events import Events
+from app.worker.messages import (
+    Answer,
+    ChatRequest,
+    ModelFacts,
+    Question,
+    Status,
+    Tokenize,
+)
+from tests.app.api.test_replies import Recording, client
+from tests.support.fake_backend import DONE, MODEL, FakeBackend, played
+
+HELLO = {"role": "user", "content": "hi"}
+EMPTY = {"role": "user", "content": ""}
+PART = {"type": "text", "text": ""}
+CHAT, TEXT = "/v1/chat/completions", "/completion"
+
+
+def counted(n: int, item: Any = "x") -> list[Any]:
+    return [item] * n
+
+
+class Sized(Recording):
+    """A model whose longest token has ``longest`` bytes."""
+
+    def __init__(self, longest: int, n_ctx: int) -> None:
+        super().__init__()
+        self.longest, self.n_ctx = longest, n_ctx
+
+    def status(self) -> Status:
+        return Status(
+            replace(MODEL, n_ctx=self.n_ctx), facts=ModelFacts(n_vocab=100, longest=self.longest)
+        )
+
+    def ask(self, question: Question) -> Events:
+        assert isinstance(question, Tokenize)
+        return played([Answer(tokens=tuple((1, b"x") for _ in question.text))])
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "most", "reason"),
+    [
+        (CHAT, lambda n: {"messages": counted(n, HELLO)}, 2**14, "messages: List .*at most 16384"),
+        (CHAT, lambda n: {"stop": counted(n)}, 128, "stop: List .*at most 128 items"),
+        (CHAT, lambda n: {"stop": "x" * n}, 500, "stop.0: String .*at most 500 characters"),
+        (TEXT, lambda n: {"dry_sequence_breakers": counted(n)}, 16, "breakers: List .*at most 16"),
+        (
+            TEXT,
+            lambda n: {"logit_bias": {str(i): 1 for i in range(n)}},
+            1024,
+            "logit_bias.*at most 1024 items",
+        ),
+        (TEXT, lambda n: {"logit_bias": [["x" * n, 1]]}, 500, "a text of 501 characters; .*500"),
+        (TEXT, lambda n: {"logit_bias": counted(n, [1, 2])}, 1024, "bias.*at most 1024 items"),
+        (TEXT, lambda n: {"prompt": counted(n)}, 512, "asks for 513 texts; ask for at most 512"),
+        (
+            TEXT,
+            lambda n: {"prompt": counted(8), "n": n},
+            64,
+            "n: Input .*less than or equal",
+        ),
+        (
+            TEXT,
+            lambda n: {"prompt": counted(16), "n": n},
+            32,
+            "528 texts; ask for at most 512",
+        ),
+        (TEXT, lambda n: {"prompt": "x" * 10 * n}, 2048, "at least 2049 tokens, .*2048; shorten"),
+        (CHAT, lambda n: {"messages": counted(n, EMPTY)}, 2048, "at least 2049 tokens"),
+        (TEXT, lambda n: {"prompt": counted(n, 7)}, 2048, "at least 2049 tokens, .* --ctx"),
+        (CHAT, lambda n: {"prediction": {"content": "x" * 10 * n}}, 2048, "at least 2049 tokens"),
+        (
+            CHAT,
+            lambda n: {"messages": [{**HELLO, "content": "x" * (10 * n - 4)}]},
+            2048,
+            "at least 2049 tokens, .*2048",
+        ),
+        (
+            CHAT,
+            lambda n: {
+                "messages": [{**HELLO, "content": counted(n, {"type": "text", "text": ""})}]
+            },
+            1024,
+            "a message has 1025 parts; give at most 1024",
+        ),
+        ("/tokenize", lambda n: {"content": "x" * n}, 2**20, "content: String .*1048576"),
+        (
+            "/tokenize",
+            lambda n: {"content": "x" * n, "with_pieces": True},
+            2**18,
+            "with_pieces takes at most 262144 characters",
+        ),
+    ],
+)
+def test_what_is_too_much_is_refused_with_the_limit(
+    path: str, given: Callable[[int], dict[str, Any]], most: int, reason: str
+) -> None:
+    backend = Sized(10, 2048 if most == 2048 else 2**20)
+    with client(backend) as http:
+        body = {"messages": [HELLO], "prompt": "hi"}
+        assert http.post(path, json={**body, **given(most)}).status_code == 200
+        n_before = len(backend.requests)
+        refused = http.post(path, json={**body, **given(most + 1)})
+        assert refused.status_code == 400
+        assert re.search(reason, refused.json()["error"]["message"])
+        assert len(backend.requests) == n_before
+
+
+def test_a_body_of_millions_of_values_is_not_read() -> None:
+    with client(Sized(10, 2**20)) as http:
+        for item in ("[]", "{}", "1", '"a"'):
+            body = f'{{"prompt": [{",".join([item] * 1_310_720)}]}}'
+            refused = http.post(TEXT, content=body, headers={"content-type": "application/json"})
+            assert refused.status_code == 413
+            assert "commas and brackets; send at most 1,310,720" in refused.text
+        allowed = http.post(TEXT, json={"prompt": "a,[{" * 100_000})
+        assert allowed.status_code == 200
+
+
+class Queue(FakeBackend):
+    """A backend whose replies end when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[Events] = []
+
+    def reply(self, request: ChatRequest) -> Events:
+        self.requests.append(request)
+        self.left.append(Events(lambda: None))
+        return self.left[-1]
+
+
+def test_the_requests_of_a_call_enter_the_queue_a_few_at_a_time() -> None:
+    async def numbers() -> list[int]:
+        backend, found = Queue(), []
+        requests = [ChatRequest(str(i)) for i in range(10)]
+        work = asyncio.ensure_future(Replies(backend, requests, 100, at_a_time=3).finish())
+        while not work.done():
+            await asyncio.sleep(0.01)
+            found.append(len(backend.requests))
+            if backend.left:
+                backend.left.pop(0).put(DONE)
+        assert [request.id for request in backend.requests] == [str(i) for i in range(10)]
+        assert len(work.result()) == 10
+        return found
+
+    assert asyncio.run(numbers())[:10] == [3, 4, 5, 6, 7, 8, 9, 10, 10, 10]
+
+
+def test_a_call_that_has_ended_sends_no_more_requests() -> None:
+    async def n_sent() -> int:
+        backend = Queue()
+        replies = Replies(backend, [ChatRequest(str(i)) for i in range(10)], 100, at_a_time=3)
+        work = asyncio.ensure_future(replies.finish())
+        await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.wait([work])
+        for events in backend.left:
+            events.put(DONE)
+        await asyncio.sleep(0.01)
+        return len(backend.requests)
+
+    assert asyncio.run(n_sent()) == 3

@@ -1,0 +1,238 @@
+"""``/v1/responses`` with the official client: events, items, and responses that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from app.api.errors import ApiError
+from app.api.responses import History, messages_of
+from app.worker.messages import Failed, Tokens
+from tests.support.fake_backend import FakeBackend
+from tests.support.fake_endpoint import THOUGHT, done, served
+
+
+@pytest.fixture(scope="module")
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture(scope="module")
+def client(backend: FakeBackend) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served(backend)}v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def brief(event: Any) -> tuple[Any, ...]:
+    """An event's type, place, and what it adds or ends with."""
+    kind = event.type.removeprefix("response.")
+    if kind in ("output_item.added", "output_item.done"):
+        return kind, event.output_index, event.item.type, event.item.status
+    if kind in ("content_part.added", "content_part.done"):
+        return kind, event.output_index, event.part.type, event.part.text
+    if kind.endswith("delta"):
+        return kind, event.output_index, event.delta
+    if kind.endswith("text.done"):
+        return kind, event.output_index, event.text
+    return (kind, event.response.status)
+
+
+THOUGHT_EVENTS = [
+    ("created", "in_progress"),
+    ("in_progress", "in_progress"),
+    ("output_item.added", 0, "reasoning", "in_progress"),
+    ("content_part.added", 0, "reasoning_text", ""),
+    ("reasoning_text.delta", 0, "hm"),
+    ("reasoning_text.done", 0, "hm"),
+    ("content_part.done", 0, "reasoning_text", "hm"),
+    ("output_item.done", 0, "reasoning", "completed"),
+    ("output_item.added", 1, "message", "in_progress"),
+    ("content_part.added", 1, "output_text", ""),
+    ("output_text.delta", 1, "Hel"),
+    ("output_text.delta", 1, "lo"),
+    ("output_text.done", 1, "Hello"),
+    ("content_part.done", 1, "output_text", "Hello"),
+]
+
+
+def test_a_stream_has_the_events_of_the_api_and_ends_with_the_whole_response(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    backend.script = [[*THOUGHT, done()]] * 3
+    events = list(client.responses.create(model="any", input="Hi", stream=True))
+    assert [brief(event) for event in events] == [
+        *THOUGHT_EVENTS,
+        ("output_item.done", 1, "message", "completed"),
+        ("completed", "completed"),
+    ]
+    assert [event.sequence_number for event in events] == list(range(16))
+    last: Any = events[-1]
+    whole = client.responses.create(model="any", input="Hi")
+    with client.responses.stream(model="any", input="Hi") as stream:
+        gathered = stream.get_final_response()
+    for found in (last.response, whole, gathered):
+        assert (found.status, found.output_text, found.model) == ("completed", "Hello", "tiny")
+        thought: Any = found.output[0]
+        assert thought.content[0].text == "hm"
+        counts: Any = found.usage
+        assert counts.model_dump(exclude_none=True) == {
+            "input_tokens": 10,
+            "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+            "output_tokens": 5,
+            "output_tokens_details": {"reasoning_tokens": 3},
+            "total_tokens": 15,
+        }
+
+
+def test_a_reply_that_is_cut_or_fails_says_so(client: OpenAI, backend: FakeBackend) -> None:
+    backend.script = [[*THOUGHT, done("length")], [*THOUGHT, done("length")]]
+    events = list(client.responses.create(model="any", input="Hi", stream=True))
+    assert [brief(event) for event in events][-2:] == [
+        ("output_item.done", 1, "message", "incomplete"),
+        ("incomplete", "incomplete"),
+    ]
+    whole = client.responses.create(model="any", input="Hi")
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+
+    backend.script = [[*THOUGHT, Failed("it broke", "it broke")]]
+    events = list(client.responses.create(model="any", input="Hi", stream=True))
+    assert [brief(event) for event in events[:-2]] == THOUGHT_EVENTS[:12]
+    error, last = events[-2:]
+    assert error.type == "error" and error.message == "it broke"
+    assert last.type == "response.failed" and last.response.error is not None
+    assert (last.response.status, last.response.error.message) == ("failed", "it broke")
+
+
+def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBackend) -> None:
+    backend.script = [[Tokens(((text, False),), (1,)), done()] for text in "abcd"]
+    first = client.responses.create(model="any", input="one", instructions="Be brief.")
+    second = client.responses.create(
+        model="any", input=[{"role": "user", "content": "two"}], previous_response_id=first.id
+    )
+    asked = backend.requests[-1].messages
+    assert [(message["role"], message["content"]) for message in asked] == [
+        ("user", "one"),
+        ("assistant", "a"),
+        ("user", "two"),
+    ]
+    assert second.previous_response_id == first.id
+    assert client.responses.retrieve(first.id).output_text == "a"
+    client.responses.delete(first.id)
+    unkept = client.responses.create(model="any", input="three", store=False)
+    for id_ in (first.id, unkept.id, "resp_unknown"):
+        with pytest.raises(NotFoundError, match="there is no response"):
+            client.responses.create(model="any", input="x", previous_response_id=id_)
+
+
+def test_the_least_recently_used_responses_are_forgotten() -> None:
+    history = History(most=2, most_bytes=80)
+    for name in ("a", "b"):
+        history.add("me", {"id": name}, [{"content": name}])
+    history.get("a", "me")
+    history.add("me", {"id": "c"}, [{"content": "c"}])
+    for id_, owner in (("b", "me"), ("a", "other")):
+        with pytest.raises(ApiError, match="it was not stored, or has been forgotten"):
+            history.get(id_, owner)
+    assert history.get("a", "me").items == [{"content": "a"}]
+    history.add("me", {"id": "d"}, [{"content": "d" * 30}])  # 57 bytes, and 28 for each other one
+    with pytest.raises(ApiError):
+        history.get("a", "me")
+    history.remove("d", "me")
+    history.add("me", {"id": "e"}, [{"content": "e" * 30}])
+    assert len(history.get("e", "me").items) == 1
+
+
+def test_items_become_messages_and_an_answers_items_one_message() -> None:
+    found = messages_of(
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "ask"}]},
+            {"type": "message", "role": "assistant", "content": "One moment."},
+            {"type": "function_call", "call_id": "1", "name": "rain", "arguments": "{}"},
+            {"type": "function_call", "call_id": "2", "name": "sun", "arguments": '{"a":1}'},
+            {"type": "function_call_output", "call_id": "1", "output": "yes"},
+            {"type": "function_call_output", "call_id": "2", "output": [
+                {"type": "input_text", "text": "no"}
+            ]},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
+        ]
+    )  # fmt: skip
+
+    def text(value: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": value}]
+
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "rain", "arguments": "{}"}},
+        {"id": "2", "type": "function", "function": {"name": "sun", "arguments": '{"a":1}'}},
+    ]
+    assert found == [
+        {"role": "user", "content": text("weather?")},
+        {
+            "role": "assistant",
+            "content": text("One moment."),
+            "reasoning_content": "ask",
+            "tool_calls": calls,
+        },
+        {"role": "tool", "tool_call_id": "1", "content": text("yes")},
+        {"role": "tool", "tool_call_id": "2", "content": text("no")},
+        {"role": "assistant", "content": text("I cannot.")},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"background": True}, "background is not supported: stream the response"),
+        ({"conversation": "conv_1"}, "conversation is not supported: give previous_response_id"),
+        ({"prompt": {"id": "p"}}, "prompt is not supported"),
+        ({"tool_choice": {"type": "web_search"}}, "tools of the type 'web_search' do not run here"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type is not supported"),
+        ({"input": [{"type": "computer_call"}]}, "items of the type 'computer_call' have no place"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+            "input.0.content.0.type is not supported: 'input_file' is not text",
+        ),
+        ({"input": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
+        ({"top_k": "many"}, "top_k"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    client: OpenAI, more: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BadRequestError, match=reason):
+        client.responses.create(model="any", input="Hi", extra_body=more)
+
+
+def test_settings_tools_and_formats_are_those_of_a_chat_completion(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    backend.script = [[done()]]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools: list[Any] = [
+        {"type": "function", "name": name, "parameters": {}, "strict": True} for name in ("f", "g")
+    ]
+    found = client.responses.create(
+        model="any",
+        input="Hi",
+        max_output_tokens=7,
+        temperature=0.5,
+        reasoning={"effort": "none"},
+        tools=[*tools, {"type": "web_search"}],
+        tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
+        parallel_tool_calls=False,
+        extra_body={"seed": 5, "speculation": {"method": "ar"}, "n": 3},
+    )
+    asked = backend.requests[-1]
+    assert (asked.max_tokens, asked.thinking, asked.method) == (7, False, "ar")
+    assert (asked.sampling["temperature"], asked.sampling["seed"]) == (0.5, 5)
+    assert [tool["function"]["name"] for tool in asked.tools] == ["g"]
+    assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
+    assert [item.type for item in found.output] == ["message"]  # one item at least
+    backend.script = [[done()]]
+    format_: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    client.responses.create(model="any", input="Hi", text={"format": format_})
+    assert backend.requests[-1].sampling["json_schema"] == schema

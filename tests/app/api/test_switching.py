@@ -1,0 +1,197 @@
+"""Calls that name models: who waits for whom, and which model is loaded when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from app.__main__ import parse_flags
+from app.api import switching
+from app.api.errors import ApiError
+from app.api.switching import HoldModels, Models
+from app.worker.events import Events
+from app.worker.messages import Answer, Failed, Loaded, ModelSpec, Question, Status, Unload
+from speculation.registry import ModelEntry
+from tests.support.fake_backend import MODEL, FakeBackend, played
+
+HERE = Path(__file__)  # any file, for models that are on this machine
+
+
+class Switching(FakeBackend):
+    """Loads at once, and notes what it did."""
+
+    def __init__(self, loaded: str = "a") -> None:
+        super().__init__()
+        self.done: list[str] = []
+        self._loaded: str | None = loaded
+
+    def status(self) -> Status:
+        if self._loaded is None:
+            return Status()
+        return Status(replace(MODEL, spec=ModelSpec(self._loaded)))
+
+    def load(self, spec: ModelSpec, request_id: str = "") -> Events:
+        self.done.append(f"load {spec.model}")
+        if spec.model == "bad":
+            return played([Failed("it is bad", "it is bad", "no model")])
+        self._loaded = spec.model
+        return played([Loaded(MODEL)])
+
+    def ask(self, question: Question) -> Events:
+        assert question == Unload()
+        self.done.append("unload")
+        self._loaded = None
+        return played([Answer()])
+
+
+class Call:
+    """A call that names a model; ``end`` ends it, and ``leave`` is its client going away."""
+
+    def __init__(self, models: Models, name: str | None, backend: Switching) -> None:
+        self._end, self._left = asyncio.Event(), asyncio.Event()
+        self._models, self._name, self._backend = models, name, backend
+        self.model: str | None = None  # that answers
+        self.end, self.leave = self._end.set, self._left.set
+        self.task = asyncio.ensure_future(HoldModels(self._answer)({}, self._receive, self._send))
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._models.take(self._name, Request({"type": "http", **scope}, receive))
+        model = self._backend.status().model
+        self.model = None if model is None else model.spec.model
+        await self._end.wait()
+
+    async def _receive(self) -> Any:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = dict.fromkeys(("b", "c", "bad"), HERE) | {"far": Path("/nowhere/far.gguf")}
+    found = {name: ModelEntry(name, path, None, "") for name, path in names.items()}
+    monkeypatch.setattr(switching, "known_models", lambda: found)
+
+
+async def settled() -> None:
+    for _ in range(5):  # reading the known models takes a thread
+        await asyncio.sleep(0.02)
+
+
+def run(test: Callable[[Switching, Callable[[str | None], Call]], Awaitable[None]]) -> Switching:
+    backend = Switching()
+
+    async def all_() -> None:
+        models = Models(backend, ModelSpec("a"), switches=True)
+        await test(backend, lambda name: Call(models, name, backend))
+
+    asyncio.run(all_())
+    return backend
+
+
+def test_a_call_for_another_model_waits_for_those_before_it_and_holds_up_those_after() -> None:
+    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+        first, unnamed = call("a"), call(None)
+        await settled()
+        other = call("b")
+        await settled()
+        late, unknown = call("a"), call("gpt-4o")
+        await settled()
+        models = [one.model for one in (first, unnamed, other, late)]
+        assert models == ["a", "a", None, None] and backend.done == []
+        first.end()
+        unnamed.end()
+        await settled()
+        assert (other.model, late.model, backend.done) == ("b", None, ["load b"])
+        other.end()
+        await settled()
+        assert late.model == "a"
+        late.end()
+        unknown.end()
+        await asyncio.gather(*(one.task for one in (first, unnamed, other, late, unknown)))
+
+    assert run(calls).done == ["load b", "load a"]
+
+
+def test_a_client_that_leaves_and_a_model_that_fails_hold_up_nobody() -> None:
+    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+        first = call("a")
+        await settled()
+        leaving, bad, last = call("c"), call("bad"), call("b")
+        await settled()
+        leaving.leave()
+        await settled()
+        first.end()
+        await settled()
+        for one, reason in ((leaving, "the client has gone"), (bad, "it is bad")):
+            with pytest.raises(ApiError, match=reason):
+                await one.task
+        assert last.model == "b"
+        last.end()
+        await last.task
+
+    assert run(calls).done == ["load bad", "load b"]
+
+
+def test_a_model_that_is_not_here_is_named_with_the_way_to_get_it() -> None:
+    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+        with pytest.raises(ApiError, match="`speculation models far` downloads it"):
+            await call("far").task
+        models = Models(backend, ModelSpec("a"))
+        with pytest.raises(ApiError, match="b is not loaded; this server has a. Start it with"):
+            await Call(models, "b", backend).task
+        unknown = Call(models, "gpt-4o", backend)
+        await settled()
+        assert unknown.model == "a"
+        unknown.end()
+        await unknown.task
+        assert await models.others() == []
+
+    assert run(calls).done == []
+
+
+def test_an_idle_model_is_freed_and_the_next_call_loads_it() -> None:
+    async def calls() -> list[str]:
+        backend = Switching()
+        models = Models(backend, ModelSpec("a"), idle_seconds=0.05)
+        first = Call(models, None, backend)
+        await asyncio.sleep(0.2)
+        assert backend.done == []  # it is used
+        first.end()
+        await first.task
+        await asyncio.sleep(0.2)
+        assert models.is_asleep and backend.done == ["unload"]
+        second = Call(models, "gpt-4o", backend)
+        await settled()
+        assert second.model == "a" and not models.is_asleep
+        second.end()
+        await second.task
+        return backend.done
+
+    assert asyncio.run(calls()) == ["unload", "load a"]
+
+
+def test_a_page_keeps_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--unload-after", "5"], ["--no-page", "--unload-after", "0"]):
+        with pytest.raises(SystemExit):
+            parse_flags(flags)
+        assert "give seconds above 0, and only to serve without the page" in capsys.readouterr().err
+    assert parse_flags(["--no-page", "--unload-after", "5"]).unload_after == 5
+
+
+def test_the_list_has_the_other_models_and_whether_they_are_here() -> None:
+    async def listed(backend: Switching) -> dict[str, str]:
+        models = Models(backend, ModelSpec("a"), alias="mine", switches=True)
+        return {one["id"]: one["status"]["value"] for one in await models.others()}
+
+    here = {"b": "unloaded", "c": "unloaded", "bad": "unloaded", "far": "not downloaded"}
+    assert asyncio.run(listed(Switching())) == here
+    del here["b"]
+    assert asyncio.run(listed(Switching("b"))) == {"mine": "unloaded", **here}
