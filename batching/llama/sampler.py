@@ -287,8 +287,7 @@ class SamplerChain:
         if self._last is None:
             assert self._seed is not None
             left = self._left()
-            sums = left["logit"] + gumbel_noise(left["id"], self._seed, self._n_accepted)
-            array.selected = int(sums.argmax())
+            array.selected = draw(left["id"], left["logit"], self._seed, self._n_accepted)
         else:
             C.llama_sampler_apply(self._last.handle, ctypes.byref(array))
         return int(array.data[array.selected].id)
@@ -322,8 +321,31 @@ _PRIMES = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9, 0x94D049B
 _MASK = 2**64 - 1
 
 
-def gumbel_noise(ids: Ids, seed: int, position: int) -> npt.NDArray[np.float64]:
-    """A standard Gumbel number for each token id, always the same for a seed and a position.
+_UNLIKELY = 6.0  # below the highest logit: few tokens have so much more noise than another
+
+
+def draw(ids: Ids, logits: Floats, seed: int, position: int) -> int:
+    """The index of the highest sum of ``logits`` and Gumbel noise: a draw from their softmax.
+
+    The noise of a token depends on its id, ``seed`` and ``position`` alone. Its logarithms take
+    most of the time, so they are left out where not even much noise could win.
+    """
+    uniform = _uniform(ids, seed, position)
+    least = logits.max() - _UNLIKELY
+    likely = logits > least
+    best = float((logits[likely] + _gumbel(uniform[likely])).max())
+    enough = np.exp(-np.exp(least - best))  # a lower number means less noise than ``best - least``
+    found = np.flatnonzero(likely | (uniform >= enough))
+    return int(found[(logits[found] + _gumbel(uniform[found])).argmax()])
+
+
+def _gumbel(uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def _uniform(ids: Ids, seed: int, position: int) -> npt.NDArray[np.float64]:
+    """A number between 0 and 1 for each token id, always the same for a seed and a position.
 
     Hashes the three by the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
     pseudorandom number generators").
@@ -338,6 +360,8 @@ def gumbel_noise(ids: Ids, seed: int, position: int) -> npt.NDArray[np.float64]:
     z ^= z >> np.uint64(27)
     z *= np.uint64(_PRIMES[3])
     z ^= z >> np.uint64(31)
-    uniform = ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+    z >>= np.uint64(11)
+    uniform = z.astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-53
+    return uniform

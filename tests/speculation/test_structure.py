@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batching.errors import GrammarError
-from batching.llama.sampler import gumbel_noise
+from batching.llama.sampler import draw
 from batching.tree import TokenTree
 from speculation.engine import Engine
 from speculation.gbnf import gbnf_to_lark
@@ -196,15 +196,25 @@ def test_text_ends_no_sooner_than_it_should(engine: Engine) -> None:
     assert (complete.text, complete.finish_reason) == ("xy", "stop")
 
 
-def test_gumbel_noise_draws_from_the_softmax_and_stays_when_the_logits_hardly_change() -> None:
-    logits = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
+def test_draws_follow_the_softmax_and_stay_when_the_logits_hardly_change() -> None:
     ids = np.array([3, 7, 100, 4000])
-    moved = logits + np.array([0.001, -0.001, 0.001, -0.001])
-    chosen = [int((logits + gumbel_noise(ids, 5, n)).argmax()) for n in range(20_000)]
+    logits = np.log(np.array([0.5, 0.25, 0.15, 0.1])).astype(np.float32)
+    moved = logits + np.array([0.001, -0.001, 0.001, -0.001], np.float32)
+    chosen = [draw(ids, logits, 5, n) for n in range(20_000)]
     shares = np.bincount(chosen) / 20_000
     np.testing.assert_allclose(shares, [0.5, 0.25, 0.15, 0.1], atol=0.012)
-    again = [int((moved + gumbel_noise(ids, 5, n)).argmax()) for n in range(20_000)]
+    again = [draw(ids, moved, 5, n) for n in range(20_000)]
     assert sum(a != b for a, b in zip(chosen, again, strict=True)) < 40
-    some = gumbel_noise(ids[[1, 3]], 5, 9)
-    assert some.tolist() == gumbel_noise(ids, 5, 9)[[1, 3]].tolist()
-    assert some.tolist() != gumbel_noise(ids[[1, 3]], 6, 9).tolist()
+    other = [draw(ids, logits, 6, n) for n in range(100)]
+    assert sum(a != b for a, b in zip(chosen[:100], other, strict=True)) > 30
+
+
+def test_a_token_that_is_hardly_likely_is_drawn_as_often_as_it_should_be() -> None:
+    ids = np.arange(20_001)
+    logits = np.full(20_001, -14.0, np.float32)
+    logits[0] = 0.0  # the others have a share of 1.6% together
+    found = [draw(ids, logits, 1, n) for n in range(5000)]
+    assert 55 < sum(index > 0 for index in found) < 110
+    some = np.arange(0, 20_001, 2)  # what is left out does not change the noise of the others
+    for n in (n for n, index in enumerate(found) if index % 2 == 0):
+        assert some[draw(some, logits[some], 1, n)] == found[n]
