@@ -220,10 +220,10 @@ class Engine:
     def start(self, request: Request) -> Text:
         """Queue a request. As ``generate``. Raises GrammarError."""
         self._driver.check_open()
-        self._runtime.structures.start(request.sampling)  # here, where it holds up nobody
+        structure = self._runtime.structures.start(request.sampling)
         reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
         kind = ScoredText if needs_scored_text(request) else Text
-        text = kind(request, reply, self._driver.wake, self._driver.check_thread)
+        text = kind(request, reply, self._driver.wake, self._driver.check_thread, structure)
         if not self._scheduler.submit(text):
             self._driver.check_open()  # it was closed meanwhile
         self._driver.wake()

@@ -161,7 +161,7 @@ class Scheduler:
             return False
         resources = places.resources_of(place, text)
         drafters = request.method.drafters(resources)
-        structure = runtime.structures.start(request.sampling)
+        structure = text.structure
         needed = Requirements.of_all(drafter.requires for drafter in drafters)
         if drafters:
             self._check_rewind(text, needed)
@@ -184,7 +184,7 @@ class Scheduler:
         place.slot.n_batch = runtime.context.n_batch
         text.tell_waiting(0)
         verifier = request.method.verifier(resources)
-        text.start(place.cache, drafters, verifier, sampler, structure)
+        text.start(place.cache, drafters, verifier, sampler)
         return True
 
     def _may_draft(self, request: Request) -> bool:

@@ -10,7 +10,6 @@ from batching.target import Output, Sampler
 from speculation.drafter import Drafter
 from speculation.request import Request
 from speculation.sampling import token_logprobs
-from speculation.structure import Structure
 from speculation.text import Text
 from speculation.verify import Verifier
 
@@ -34,9 +33,8 @@ class ScoredText(Text):
         drafters: Sequence[Drafter],
         verifier: Verifier,
         sampler: Sampler,
-        structure: Structure | None = None,
     ) -> None:
-        super().start(cache, drafters, verifier, sampler, structure)
+        super().start(cache, drafters, verifier, sampler)
         has_scores = self.request.scored is not None
         if has_scores:
             cache.target.want_logits(True)

@@ -46,7 +46,7 @@ class Structures:
     def start(self, sampling: SamplingParams) -> Structure | None:
         """The structure of a new text; None if ``sampling`` asks for none.
 
-        Raises GrammarError. A grammar is parsed once, so call it first where that holds up nobody.
+        Raises GrammarError. Takes long for a large schema, so not in the engine's thread.
         """
         grammar = grammar_of(sampling)
         return None if grammar is None else Structure(self._matcher(grammar).deep_copy(), self._end)

@@ -110,6 +110,7 @@ class Text:
     tokens      the text so far, including the prompt
     chooser     the drafter among whose drafts the loop chooses, or None
     needed      what its drafters need of the target
+    structure   what its schema or grammar allows next, or None
     reading     its prompt on the way into the cache; None before and after
     tree        the present step's tree; a lone root if the step is plain
     budget      the limits on that tree
@@ -122,10 +123,12 @@ class Text:
         reply: TextSink,
         wake: Callable[[], None] = lambda: None,
         check_thread: Callable[[], None] = lambda: None,
+        structure: Structure | None = None,
     ) -> None:
         """``wake`` tells the engine's thread that something changed; ``check_thread`` raises
         EngineInUse in that thread, which must not wait for tokens that it has to write."""
         self.request = request
+        self.structure = structure
         self.stats = Stats(n_prompt=len(request.prompt))
         self.finish_reason: str | None = None
         self.error: Exception | None = None
@@ -255,10 +258,8 @@ class Text:
         drafters: Sequence[Drafter],
         verifier: Verifier,
         sampler: Sampler,
-        structure: Structure | None = None,
     ) -> None:
-        """Begin to read the prompt into ``cache``. ``structure`` is that of ``sampler``."""
-        self._structure = structure
+        """Begin to read the prompt into ``cache``."""
         self.cache, self.drafters = cache, drafters
         self.verifier, self._sampler, self._chain = verifier, sampler, sampler
         self.needed = Requirements.of_all(drafter.requires for drafter in drafters)
@@ -444,9 +445,9 @@ class Text:
             drafting = drafter.draft(tokens, tree, budget)
             if drafting is not None:
                 yield from drafting
-        if self._structure is not None and len(tree) > 1 and self.needed.rows == 1:
+        if self.structure is not None and len(tree) > 1 and self.needed.rows == 1:
             keep = tree.keep if self.chooser is None else partial(self.chooser.keep, tree)
-            keep(self._structure.prune(tree))
+            keep(self.structure.prune(tree))
         if self.chooser is not None:
             budget = self.chooser.budget
         elif budget.chain_only:

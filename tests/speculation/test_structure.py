@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,6 +117,22 @@ def test_what_cannot_be_enforced_is_left_out_and_named_or_refused_if_the_schema_
     assert followed(schema)[1] == left_out
     with pytest.raises(GrammarError, match="the JSON schema cannot be followed"):
         followed(schema, strict=True)
+
+
+def test_a_schema_is_read_once_in_the_thread_that_asks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    start = Structures.start
+
+    def recorded(structures: Structures, sampling: SamplingParams) -> Structure | None:
+        threads.append(threading.current_thread())
+        return start(structures, sampling)
+
+    monkeypatch.setattr(Structures, "start", recorded)
+    schema = {"type": "boolean"}
+    engine.generate(PROMPT, sampling={"json_schema": schema}, max_tokens=9).run()
+    assert threads == [threading.current_thread()]
 
 
 def test_what_a_structure_forces_is_drafted_and_accepted(engine: Engine) -> None:
