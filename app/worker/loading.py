@@ -281,11 +281,11 @@ class ModelSlot:
 
     def _tell(self, job: Job, loading: Loading) -> None:
         """Publish a load's progress. Raises Stopped."""
-        if job.is_cancelled:
-            raise Stopped
-        if self.status.loading != loading:
+        if self.status.loading != loading and not job.is_cancelled:
             self.status = Status(self.status.model, loading)
             job.emit(loading)
+        if job.is_cancelled:  # perhaps by whoever was told: no other word of it may come
+            raise Stopped
 
     def unload(self, job: Job) -> Event:
         """Free the model once nobody uses it; returns the last event."""
