@@ -67,6 +67,27 @@ def error_body(message: str, status: int, **facts: Any) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status, **facts}}
 
 
+_ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # its paths …
+_ANTHROPIC_TYPES = {  # … and its types of errors
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body_for(path: str, message: str, status: int) -> dict[str, Any]:
+    """An error in the form of the API that ``path`` belongs to: Anthropic's or OpenAI's."""
+    if not _ANTHROPIC.fullmatch(path):
+        return error_body(message, status)
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
 def handle_errors(app: FastAPI) -> None:
     """Let ``app`` answer every error in OpenAI's form."""
 

@@ -465,10 +465,6 @@ class ChatCompletion(Sampling):
             raise ValueError(
                 "add_generation_prompt and continue_final_message exclude each other; set one"
             )
-        if self.add_generation_prompt is False and self.messages[-1].role != "assistant":
-            raise ValueError(
-                "add_generation_prompt can be false only if the last message is the assistant's"
-            )
         for name in THINKING:
             value = self.chat_template_kwargs.get(name)
             if value is not None and not isinstance(value, bool):
@@ -521,7 +517,11 @@ class ChatCompletion(Sampling):
     def template_kwargs(self) -> dict[str, Any]:
         """More variables for the chat template."""
         effort = self.reasoning_effort
-        known = {} if effort in (None, "none") else {"reasoning_effort": effort}
+        known: dict[str, Any] = {}
+        if effort not in (None, "none"):
+            known["reasoning_effort"] = effort
+        if self.add_generation_prompt is not None:
+            known["add_generation_prompt"] = self.add_generation_prompt
         return {**known, **self.chat_template_kwargs}
 
     @property

@@ -54,10 +54,7 @@ PAUSES = (0, 10, 30, 60, 120, 300)  # seconds before a start, by the deaths in a
 
 
 class Process:
-    """One engine process and the requests it has not ended yet.
-
-    report  as the process published it last
-    """
+    """One engine process and the requests it has not ended yet."""
 
     def __init__(
         self,
@@ -67,7 +64,7 @@ class Process:
     ) -> None:
         """``on_death`` is told why the process ended, unless ``close`` ended it, and returns what
         those hear who waited."""
-        self.report = Report()
+        self._report = Report()  # as the process published it last
         self._on_status = on_status
         self._on_death = on_death
         self._requests: dict[int, tuple[str, Events]] = {}  # with the id that ``stop`` takes
@@ -88,6 +85,7 @@ class Process:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },
+            start_new_session=True,  # Ctrl-C is this process's business
         )
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
@@ -110,6 +108,13 @@ class Process:
             self._requests[number] = request_id, events
             self._outbox.put(number, message)
         return events
+
+    def report(self) -> Report:
+        """As the process published it last, without requests whose end has come since."""
+        with self._lock:
+            asked = {id_ for id_, _ in self._requests.values()}
+        running = tuple(id_ for id_ in self._report.running if id_ in asked)
+        return replace(self._report, running=running)
 
     def _refuse(self, number: int, error: Exception) -> None:
         """A request cannot be sent."""
@@ -153,12 +158,14 @@ class Process:
             kind, number, text = head(line)
             message = read(kind, text)
             if number:
-                if number in self._requests:
-                    self._requests[number][1].put(message)
+                with self._lock:
+                    found = self._requests.get(number)
                     if isinstance(message, LAST):
-                        del self._requests[number]
+                        self._requests.pop(number, None)
+                if found is not None:
+                    found[1].put(message)
             elif isinstance(message, Report):
-                self.report = message
+                self._report = message
             elif isinstance(message, Status):
                 self._on_status(message)
             elif isinstance(message, Beat) and message.overdue:
@@ -179,10 +186,10 @@ class Process:
                 log.error("%s", message)
             left = list(self._requests.values())
             self._requests.clear()
-            self.report = Report()
+            self._report = Report()
         self._outbox.close()
         for _, events in left:
-            events.put(Failed(message, message, "error"))
+            events.put(Failed(message, message, "no model"))  # clients try again
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # unwritten data cannot be flushed
                 pipe.close()
@@ -251,7 +258,7 @@ class RemoteBackend(Backend):
         return self._status
 
     def report(self) -> Report:
-        return self._process.report
+        return self._process.report()
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
         with self._lock:

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("command", "module", "before"),
     [
-        ("chat", "app.__main__", []),
-        ("serve", "app.__main__", ["--no-page"]),
+        ("chat", "app.start", []),
+        ("serve", "app.start", ["--no-page"]),
         ("bench", "speculation.bench.__main__", []),
         ("train", "speculation.train.__main__", []),
         ("models", "app.models", []),

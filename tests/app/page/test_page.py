@@ -27,9 +27,9 @@ from tests.support.local_backend import LocalBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from app.__main__ import main, parse_flags
     from app.page import fields as page_fields
     from app.page import model_panel
+    from app.start import main, parse_flags
 
 
 VALUES = {"method": "ar", "max_tokens": 0, "system": "", "compare": False, "thinking": ""}

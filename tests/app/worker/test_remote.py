@@ -86,7 +86,7 @@ time.sleep(60)
 """
 WEDGED = """
 import os, signal, sys
-from app import __main__
+from app import start
 from app.worker import remote
 
 def stopped(self):
@@ -97,7 +97,7 @@ def stopped(self):
 
 started, remote.RemoteBackend._started = remote.RemoteBackend._started, stopped
 remote.CLOSE_SECONDS = {seconds}
-__main__.main(["--no-browser"])
+start.main(["--no-browser"])
 """
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 
@@ -143,7 +143,7 @@ def test_a_dead_engine_is_reported_and_another_is_started(
     kill(backend)
     failed = list(running)[-1]
     why = f"The engine's process ended: SIGKILL. {model} is loaded again now."
-    assert failed == Failed(why, why)
+    assert failed == Failed(why, why, "no model")
     wait_for(backend, lambda status: status.model is not None and not status.is_down)
     after = list(backend.reply(request(max_tokens=12)))
     assert isinstance(after[-1], Done)
