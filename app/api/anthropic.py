@@ -11,11 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.body import Limited
+from app.api.body import Limited, Posted
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
 from app.api.replies import answer
-from app.api.schemas import ChatCompletion, Posted
+from app.api.schemas import ChatCompletion
 from app.api.service import Service
 from app.api.translated import (
     Block,

@@ -9,7 +9,8 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from app.api.errors import ApiError
-from app.api.responses import History, messages_of
+from app.api.history import History
+from app.api.responses import messages_of
 from app.worker.messages import Failed, Tokens
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
