@@ -112,16 +112,17 @@ def handle_errors(app: FastAPI) -> None:
 
 def _worded(error: RequestValidationError) -> tuple[str, str | None]:
     """What is wrong with which fields, for the first few of them, and the name of the first."""
-    found = []
-    errors = error.errors()[:3]
-    for one in errors:
+    found: dict[str | None, str] = {}
+    # A field of several types has an error for each of them; most are that it is not of the type.
+    for one in sorted(error.errors(), key=lambda one: one["type"].endswith("_type")):
         if one["type"] == "json_invalid":
             reason = one.get("ctx", {}).get("error", one["msg"])
             return f"the body is not JSON: {reason} at character {one['loc'][-1]}", None
-        where = ".".join(str(part) for part in one["loc"] if part != "body")
         value = f" (got {repr_of(one['input']):.60})" if one["type"] != "missing" else ""
-        found.append(f"{where or 'the body'}: {one['msg']}{value}")
-    return "; ".join(found), _param(errors[0]["loc"][1:])
+        where = [part for part in one["loc"] if part != "body"]
+        found.setdefault(_param(where), f"{one['msg']}{value}")
+    fields = list(found)[:3]
+    return "; ".join(f"{name or 'the body'}: {found[name]}" for name in fields), fields[0]
 
 
 def _param(where: Sequence[str | int]) -> str | None:

@@ -240,8 +240,8 @@ class Completion(Sampling):
             raise ValueError("suffix is not supported: models are asked to continue a text")
         if self.best_of > self.n_choices:
             raise ApiError(
-                f"best_of is {self.best_of}, but all {self.n_choices} texts that are written are "
-                "given; set n, and choose among them",
+                f"best_of is {self.best_of}, but each of the n={self.n_choices} texts is given; "
+                f"ask for n={self.best_of}, and choose among them",
                 param="best_of",
             )
         return self

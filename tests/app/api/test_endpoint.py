@@ -341,7 +341,7 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
     ("more", "reason"),
     [
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role: Input should be"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role: Input should be"),
         ({"temperature": -300.0, "top_p": 3}, "top_p is 3.0; give 0.0 to 1.0"),
         ({"speculation": {"method": "magic"}}, "there is no method 'magic'"),
         (

@@ -197,7 +197,7 @@ def test_items_become_messages_and_an_answers_items_one_message() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
             "input.0.content.0.type is not supported: 'input_file' is not text",
         ),
-        ({"input": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
+        ({"input": [{"role": "judge", "content": "x"}]}, r"messages\[0\].role"),
         ({"top_k": "many"}, "top_k"),
     ],
 )
