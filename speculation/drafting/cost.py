@@ -120,6 +120,7 @@ class Cost:
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     repeats    whether the decode before it had as many
     overhead   average seconds of a step besides decoding and drafting
+    is_disturbed  whether other programs took processors from all of its measurements
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class Cost:
         level: float = 1.0,
         shape: Sequence[float] = (),
         weights: Sequence[float] = (),
+        is_disturbed: bool = False,
     ) -> None:
         self.near, self.far, self.level = near, far, level
+        self.is_disturbed = is_disturbed
         self.shape = list(shape) or [1.0] * len(near.sizes)
         self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
