@@ -349,8 +349,8 @@ def _load(
 ) -> None:
     """Load the model; print what computes it, or why it failed, which is added to ``failures``."""
     for event in backend.load(spec):
-        if isinstance(event, Loaded):
-            print(event.model.computed_by, flush=True)
+        if isinstance(event, Loaded):  # to stderr: the first line of stdout is the address
+            print(event.model.computed_by, file=sys.stderr, flush=True)
         if isinstance(event, Failed) and not is_ending.is_set():
             failures.append(event)
             print(f"error: {event.flags_message or event.message}", file=sys.stderr, flush=True)

@@ -128,7 +128,7 @@ def test_a_loaded_model_is_followed_by_what_computes_it(
     backend = FakeBackend()
     monkeypatch.setattr(backend, "load", lambda spec: [loaded])
     start._load(backend, MODEL.spec, [], threading.Event())
-    assert capsys.readouterr().out == "Computed by the CPU (AMD EPYC).\n"
+    assert capsys.readouterr().err == "Computed by the CPU (AMD EPYC).\n"
 
 
 def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(
