@@ -19,7 +19,7 @@ from app.cli import FAILED, VERSION
 from app.guard import is_loopback, name_of
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.worker.backend import Backend
-from app.worker.messages import Failed, ModelSpec
+from app.worker.messages import Failed, Loaded, ModelSpec
 from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
@@ -347,8 +347,10 @@ def _check_host(host: str) -> None:
 def _load(
     backend: Backend, spec: ModelSpec, failures: list[Failed], is_ending: threading.Event
 ) -> None:
-    """Load the model; why it failed is printed, and added to ``failures``."""
+    """Load the model; print what computes it, or why it failed, which is added to ``failures``."""
     for event in backend.load(spec):
+        if isinstance(event, Loaded):  # to stderr: the first line of stdout is the address
+            print(event.model.computed_by, file=sys.stderr, flush=True)
         if isinstance(event, Failed) and not is_ending.is_set():
             failures.append(event)
             print(f"error: {event.flags_message or event.message}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -40,12 +40,19 @@ from app.worker.messages import (
     Status,
 )
 from app.worker.wire import Outbox, head, read
+from batching.replacing import replacing
+from speculation.system.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0  # that the process has to end by itself
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
-_FATAL = re.compile(r"\.(cpp|c|cu|h):\d+: |error", re.IGNORECASE)  # llama.cpp's last words
+N_READ = 40  # last lines, among which the error is named
+N_KEPT, KEPT_BYTES = 200, 100_000  # last lines in the file, and its size
+# llama.cpp's last words: where it ended itself, an error, or what C++ says of an exception.
+_FATAL = re.compile(r"\.(cpp|cuh?|c|hpp?|m):\d+: |\berror\b|Error: |what\(\):", re.IGNORECASE)
+# "ggml-cuda.cu:109: CUDA error" comes after the line that says which.
+_UNNAMED = re.compile(r":\d+: (\w+ )?error$")
 _FOLDERS = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")  # of a source file
 COMMAND = [sys.executable, "-m", "app.worker"]
 # A stopped or blocked process does not see that its parent has gone.
@@ -73,7 +80,7 @@ class Process:
         self._is_closing = False
         self._n_heard = 0
         self._killed_for = ""
-        self._last_words: collections.deque[str] = collections.deque(maxlen=20)
+        self._last_words: collections.deque[str] = collections.deque(maxlen=N_KEPT)
         self.is_dead = False
         self._process = subprocess.Popen(
             [*COMMAND, *arguments],
@@ -177,8 +184,12 @@ class Process:
         if self._guardian is not None:
             self._guardian.communicate(b"\n")
         self._hearing.join(1.0)
-        why = self._killed_for or _reason(code, self._last_words)
+        words = list(self._last_words)
+        why = self._killed_for or _reason(code, words)
         message = f"The engine's process ended: {why}."
+        file = None if self._is_closing or not words else _keep(message, words)
+        if file is not None:
+            message = f"{message} Its last lines are in {file}."
         with self._lock:
             self.is_dead = True
             if not self._is_closing:
@@ -198,7 +209,7 @@ class Process:
         """Pass on what the process prints, and keep the end of it: its last words."""
         for line in pipe:
             text = line.decode("utf-8", "replace")
-            self._last_words.append(text.strip())
+            self._last_words.append(text.rstrip())
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -362,13 +373,37 @@ class RemoteBackend(Backend):
         return message
 
 
-def _reason(code: int, last_words: collections.deque[str]) -> str:
-    """Why a process ended, by its exit code and what it printed."""
-    words = [line for line in last_words if _FATAL.search(line)]
-    said = f" ({re.sub(_FOLDERS, '', words[-1])[:200]})" if words else ""
+def _reason(code: int, words: Sequence[str]) -> str:
+    """Why a process ended, by its exit code and what it printed last."""
+    fatal = _fatal(words[-N_READ:])
+    said = f" ({re.sub(_FOLDERS, '', fatal)[:200]})" if fatal else ""
     if code < 0:
         try:
             return f"{signal.Signals(-code).name}{said}"
         except ValueError:
             return f"signal {-code}{said}"
     return f"exit code {code}{said}"
+
+
+def _fatal(words: Sequence[str]) -> str:
+    """The last line that names an error, else the last that tells where it was; or empty."""
+    fatal = [line for line in words if _FATAL.search(line)]
+    named = [line for line in fatal if not _UNNAMED.search(line)]
+    return (named or fatal or [""])[-1].strip()
+
+
+def _keep(message: str, words: Sequence[str]) -> Path | None:
+    """Add what a process printed last to a file for the user alone; None if there can be none.
+
+    The file keeps the last ``KEPT_BYTES``.
+    """
+    path = cache_folder() / "engine.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_bytes() if path.exists() else b""
+        text = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), message, *words, "", ""])
+        with replacing(path, private=True, sync=False) as file:
+            file.write((before + text.encode("utf-8", "replace"))[-KEPT_BYTES:])
+    except OSError:
+        return None
+    return path
