@@ -73,14 +73,13 @@ def test_with_several_texts_batches_after_another_size_count_less_the_switch() -
     assert [cost.curve(100).at(n) for n in (8, 16)] == pytest.approx([3.0, 3.0], rel=0.01)
 
 
-def test_a_recorded_size_is_left_only_for_more_than_recording_it_again_costs() -> None:
+def test_leaving_plain_steps_pays_for_the_way_back() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.5, record_seconds=4.0))
-    curve, extra = cost.curve(0), []
-    for n_rows in (8, 8, 1, 8, 1, 1):
+    curve, changes = cost.curve(0), [cost.change(cost.curve(0), 1)]  # a text begins
+    for n_rows in (1, 8, 4, 1):
         cost.decoded(n_rows)
-        extra.append(cost.extra(curve))
-    # Two steps at the new size would save two switches of a record's four seconds.
-    assert extra == [(3.0, 0.5), (0.0, 4.5), (3.0, 0.5), (3.0, 0.5), (3.0, 0.5), (0.0, 4.5)]
+        changes.append(cost.change(curve, 1))
+    assert changes == [9.0, 9.0, 4.5, 4.5, 9.0]
 
 
 def test_what_a_change_of_size_costs_is_not_learnt_as_the_sizes_own() -> None:
