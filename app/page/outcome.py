@@ -4,8 +4,9 @@ A speed-up is said only if both speeds were measured. That of plain decoding com
 these that there is:
 
 - a plain run of the same request. Then the speed-up is measured
-- the plain steps of this reply, if there are LEAST_PLAIN: their median time, without drafting. They
-  were taken on the same machine, in the same minute and at the same place of the context
+- the plain steps of this reply, if there are LEAST_PLAIN: the median, without drafting. They were
+  taken on the same machine, in the same minute and at the same place of the context. The reply's
+  own time has its plain steps at their median, too, so that a pause in one of them does not count
 - the cost curve: a decode of one row, as learnt from this model's steps so far. That leaves out
   sampling, so the speed-up that follows from it is a little too low
 - an earlier measurement with this model, of another text
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-from app.page.steps import milliseconds
+from app.page.steps import milliseconds, n_tokens
 from app.worker.messages import Done, StepRecord
 from speculation.drafter import BASELINE
 from speculation.stats import STRUCTURE, rate
@@ -29,7 +30,7 @@ from speculation.stats import STRUCTURE, rate
 # In half a second, a pause of 20 ms changes a speed by 4%. What is said to be "about" so much needs
 # less.
 LEAST_COMPARED, LEAST_SECONDS = 64, 0.5  # tokens of a run, and its time
-LEAST_ABOUT, LEAST_ABOUT_SECONDS = 32, 0.2
+LEAST_ABOUT, LEAST_ABOUT_SECONDS = 32, 0.1
 LEAST_PLAIN = 8  # plain steps
 CHECKED = 4  # tokens, whose cost is compared with that of one
 DEAR = 1.5  # times the cost of one: a reason to draft nothing
@@ -89,10 +90,15 @@ def speed(done: Done) -> float:
 
 
 class _Plain(NamedTuple):
-    """The speed of plain decoding, in tokens per second, and how it is known."""
+    """What is known of plain decoding.
 
-    speed: float
-    source: str
+    ratio   how many times as fast the reply was
+    figure  its label and value
+    is_run  whether the same text was decoded
+    """
+
+    ratio: float
+    figure: tuple[str, str]
     is_run: bool = False
 
 
@@ -100,14 +106,23 @@ def _plain(
     done: Done, records: Sequence[StepRecord], plain: Done | None, plain_speed: float
 ) -> _Plain | None:
     if plain is not None and plain.decode_seconds:
-        return _Plain(speed(plain), f"a plain run of {_timed(plain)} tokens", is_run=True)
-    own = [one.decode_ms + one.accept_ms for one in records[1:] if one.n_rows == 1]
+        value = f"{_speed(speed(plain))} in a run of {_timed(plain)} tokens"
+        return _Plain(speed(done) / speed(plain), ("Plain decoding", value), is_run=True)
+    own = [one for one in records[1:] if one.n_rows == 1]
     if len(own) >= LEAST_PLAIN:
-        return _Plain(1e3 / median(own), f"{len(own)} plain steps of this reply")
+        step = median(one.decode_ms + one.accept_ms for one in own)
+        n = sum(map(n_tokens, records[1:]))
+        spent = len(own) * median(map(milliseconds, own))
+        spent += sum(milliseconds(one) for one in records[1:] if one.n_rows > 1)
+        value = f"{_ms(step)}, the median of {len(own)} in this reply"
+        return _Plain(n * step / spent, ("A plain step", value))
     if done.decode_ms:
-        return _Plain(1e3 / done.decode_ms[0], "the learnt cost of a decode")
+        step = done.decode_ms[0]
+        value = f"{_ms(step)}, the learnt cost of a decode"
+        return _Plain(1e-3 * step * speed(done), ("A plain step", value))
     if plain_speed:
-        return _Plain(plain_speed, "measured earlier with this model")
+        value = f"{_speed(plain_speed)}, measured earlier with this model"
+        return _Plain(speed(done) / plain_speed, ("Plain decoding", value))
     return None
 
 
@@ -135,7 +150,7 @@ def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _P
     )
     if _timed(done) < n or done.decode_seconds < seconds:
         return f"Too short to tell a speed-up: {came}"
-    ratio, about = speed(done) / plain.speed, "" if plain.is_run else "about "
+    ratio, about = plain.ratio, "" if plain.is_run else "about "
     if round(ratio, 1) == 1.0:
         said = f"{about}as fast as plain decoding: {came}"
     elif ratio > 1.0:
@@ -209,7 +224,7 @@ def _figures(
     if speed(done):
         found.append(("Speed", _speed(speed(done))))
     if plain is not None and done.method != BASELINE:
-        found.append(("Plain decoding", f"{_speed(plain.speed)} ({plain.source})"))
+        found.append(plain.figure)
     if done.n_steps:
         found.append(("Tokens per step", f"{done.n_tokens / done.n_steps:.1f}"))
     if done.n_drafted:
