@@ -113,7 +113,7 @@ def test_a_sentence_says_when_drafts_did_not_pay() -> None:
     nothing = replace(none, method="suffix:memory=off")
     assert said(*PLAIN, done=nothing) == "No drafts: suffix:memory=off found none"
     wrong = replace(AUTO, n_accepted=0, n_drafted=4)
-    assert said(plain(), *PLAIN, done=wrong) == (
+    assert said(plain(), *PLAIN * 4, done=wrong) == (
         "About as fast as plain decoding: none of 4 drafts was accepted"
     )
 
