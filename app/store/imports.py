@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ def read(data: object, now: float) -> tuple[list[Found], list[str]]:
         title = str(chat.get("title") or "untitled") if isinstance(chat, dict) else "untitled"
         try:
             found.append(reader(chat, now))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, _Refused) else "it is damaged"
             refused.append(f"Chat {n} ({title}): {why}.")
     if refused and not found and reader is _others:
@@ -99,7 +100,7 @@ class _Refused(ValueError):
 def _ours(data: Json, now: float) -> Found:
     turns, steps = [], {}
     for n, one in enumerate(data["turns"]):
-        turn = _turn(one["role"], one["text"], float(one["created_at"]), one["reply"])
+        turn = _turn(one["role"], one["text"], _moment(one["created_at"]), one["reply"])
         state: State = _one_of(State, one["state"])
         state = "interrupted" if state == "running" else state
         files = tuple(_file(file) for file in one["files"])
@@ -113,8 +114,8 @@ def _ours(data: Json, now: float) -> Found:
         owner="",
         title=str(data["title"]),
         is_named=bool(data["is_named"]),
-        created_at=float(data["created_at"]),
-        changed_at=float(data["changed_at"]),
+        created_at=_moment(data["created_at"]),
+        changed_at=_moment(data["changed_at"]),
         is_pinned=bool(data["is_pinned"]),
         folder=str(data["folder"]),
         settings=_mapping(data["settings"]),
@@ -128,7 +129,7 @@ def _ours(data: Json, now: float) -> Found:
 
 def _earlier(data: Json, now: float) -> Found:
     """A chat of the browser's database: ``turns`` is a list, or its JSON."""
-    at = float(data["at"]) / 1000
+    at = _moment(data["at"]) / 1000
     saved = json.loads(data["turns"]) if isinstance(data["turns"], str) else data["turns"]
     turns: list[Turn] = []
 
@@ -338,5 +339,11 @@ def _file(data: Json) -> Json:
     return dict(data)
 
 
+def _moment(seconds: object) -> float:
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        raise ValueError(seconds)
+    return float(seconds)
+
+
 def _time(seconds: object, otherwise: float) -> float:
-    return float(seconds) if isinstance(seconds, (int, float)) and seconds else otherwise
+    return _moment(seconds) if seconds else otherwise

@@ -317,7 +317,7 @@ class Store:
 
     @_reads
     def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
-        """Titles, then turns, that have all words of ``text``; the last may be incomplete."""
+        """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
         return search.find(db, owner, text, limit)
 
     # Presets

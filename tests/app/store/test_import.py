@@ -226,6 +226,8 @@ def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) 
         (("leaf",), 9),
         (("settings",), []),
         (("created_at",), "x"),
+        (("changed_at",), float("nan")),
+        (("turns", 0, "created_at"), 10**400),
         (("turns", 1, "parent"), 1),
         (("turns", 1, "parent"), -1),
         (("turns", 0, "role"), "system"),
