@@ -6,7 +6,6 @@ Whatever a file contains, a chat that cannot be read is refused alone.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -124,7 +123,7 @@ def _ours(data: Json, now: float) -> Found:
     return Found(f"{FORMAT}:{data['id']}", chat, turns, steps)
 
 
-# Of the versions that kept chats in the browser
+# From versions that kept chats in the browser
 
 
 def _earlier(data: Json, now: float) -> Found:
@@ -143,8 +142,7 @@ def _earlier(data: Json, now: float) -> Found:
         reply = one["reply"] or one.get("before")
         if reply:
             text, kept = _earlier_reply(reply)
-            kept["n_ctx"] = int(one.get("n_ctx") or 0)
-            state: State = "done" if kept["done"] or kept["error"] else "interrupted"
+            state: State = "done" if kept["done"] or kept.get("error") else "interrupted"
             add(replace(_turn("assistant", text, at, kept), state=state))
     chat = _chat(str(data["title"]), at, at, turns, len(turns) - 1)
     return Found(
@@ -153,20 +151,28 @@ def _earlier(data: Json, now: float) -> Found:
 
 
 def _earlier_reply(data: Json) -> tuple[str, dict[str, Any]]:
-    """A reply's text, and the rest of it: pieces become runs of drafted text and of other text."""
-    pieces = [(str(text), bool(drafted)) for text, drafted in data["pieces"]]
-    runs = [
-        ["".join(text for text, _ in run), drafted]
-        for drafted, run in itertools.groupby(pieces, lambda piece: piece[1])
-    ]
+    """A reply's text, and what the page keeps beside it. Its tokens become ``runs``: the characters
+    and tokens of a plain run, of a drafted one, and so on in turn."""
+    pieces = [(str(text), bool(is_drafted)) for text, is_drafted in data["pieces"]]
+    runs: list[list[int]] = []
+    for text, is_drafted in pieces:
+        while not runs or (len(runs) % 2 == 0) != is_drafted:
+            runs.append([0, 0])
+        runs[-1] = [runs[-1][0] + len(text), runs[-1][1] + 1]
     done = data["done"]
-    model = (done.get("model") or {}).get("spec", {}).get("model", "") if done else ""
-    reply = {**data, "pieces": runs, "model": Path(str(model)).name}
-    reply.pop("notice", None)
-    return "".join(text for text, _ in pieces), reply
+    model = (done.get("model") if done else None) or {}
+    kept = {name: data[name] for name in ("method", "opening", "thinking", "error") if name in data}
+    kept |= {
+        "runs": runs,
+        "done": {**done, "model": None} if done else None,
+        "model": Path(str(model.get("spec", {}).get("model", ""))).name,
+        "n_ctx": int(model.get("n_ctx", 0)),
+        "n_left_out": int(data.get("n_left_out") or 0),
+    }
+    return "".join(text for text, _ in pieces), kept
 
 
-# Of other programs
+# From other programs
 
 # By id: the parent's id, and the turn; None if the message is not shown.
 _Nodes = Mapping[str, tuple[str | None, Turn | None]]
@@ -177,7 +183,7 @@ def _others(data: Json, now: float) -> Found:
         return _chatgpt(data, now)
     if "chat" in data:
         return _open_webui(data, now)
-    raise _Refused("it is of no known form")
+    raise _Refused("its format is unknown")
 
 
 def _chatgpt(data: Json, now: float) -> Found:
@@ -221,7 +227,7 @@ def _open_webui(data: Json, now: float) -> Found:
     chat = data["chat"]
     history = chat.get("history") or {}
     messages = history.get("messages")
-    if not messages:  # of its first versions: a list, one after the other
+    if not messages:  # its first versions had only a list
         names = [str(n) for n in range(len(chat["messages"]))]
         parents = [None, *names]
         messages = {

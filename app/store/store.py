@@ -52,7 +52,7 @@ def default_file() -> Path:
     return platformdirs.user_data_path("speculation", appauthor=False) / "chats.db"
 
 
-# Of both, the method runs in the database's thread, in one transaction.
+# Both run the method in the database's thread, in one transaction.
 def _reads(
     method: Callable[Concatenate[Store, Connection, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
@@ -109,7 +109,7 @@ class Store:
         for table in ("chats", "turns"):
             deleted_before = self._clock() - KEEP_DELETED
             db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", (deleted_before,))
-        # Of a second server's running replies too: its next save marks them as running again.
+        # A second server may be writing some of them: its next save marks them as running again.
         found = [turn_of(row) for row in db.execute("SELECT * FROM turns WHERE state = 'running'")]
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
         return [_ended(turn) for turn in found]
