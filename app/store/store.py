@@ -109,7 +109,7 @@ class Store:
         for table in ("chats", "turns"):
             deleted_before = self._clock() - KEEP_DELETED
             db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", (deleted_before,))
-        # A second server may be writing some of them: its next save marks them as running again.
+        # Of a second server's running replies too: its next save marks them as running again.
         found = [turn_of(row) for row in db.execute("SELECT * FROM turns WHERE state = 'running'")]
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
         return [_ended(turn) for turn in found]
