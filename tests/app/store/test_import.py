@@ -127,7 +127,7 @@ def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> N
         "thinking": None,
         "error": "",
         "runs": [[0, 0], [2, 2], [1, 1]],
-        "done": dataclasses.asdict(done_without_model),
+        "done": json.loads(json.dumps(dataclasses.asdict(done_without_model))),
         "model": "m.gguf",
         "n_ctx": 4096,
         "n_left_out": 0,
