@@ -89,6 +89,10 @@ class Job:
         """The turn that the prompt begins with, if it leaves some out, and the context's size."""
         return self.reply.reads_from, self.reply.left_out.n_ctx
 
+    def as_json(self) -> dict[str, Any]:
+        """Fields of the turn, as they were published last."""
+        return {**self.fields("running"), **self.shown.blocks()}
+
     def fields(self, state: str) -> dict[str, Any]:
         """Fields of the turn beside its blocks."""
         found = reply_fields(self.reply, state)
@@ -209,7 +213,7 @@ class Jobs:
                 self._publish(job, {"set": {"error": trouble}})
             await asyncio.sleep(SAVE_SECONDS)
         job.trouble = ""
-        if kept_steps:
+        if kept_steps and not self._is_closed:
             with suppress(StoreError):  # the text is kept, and that is what counts
                 await asyncio.to_thread(job.store.save_steps, job.turn, kept_steps)
 
@@ -222,14 +226,15 @@ class Jobs:
         speed = tokens_per_second(done)
         if done.method == BASELINE and speed:
             self._plain_speeds[load] = speed
-        found = outcome(
-            done,
-            job.records,
-            job.said,
-            plain_speed=self._plain_speeds.get(load, 0.0),
-            n_left_out=reply.left_out.n_turns,
-        )
-        reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
+        with suppress(NotImplementedError):
+            found = outcome(
+                done,
+                job.records,
+                job.said,
+                plain_speed=self._plain_speeds.get(load, 0.0),
+                n_left_out=reply.left_out.n_turns,
+            )
+            reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""
 

@@ -51,7 +51,7 @@ class Reply:
     opening: str = ""
     thinking: bool | None = None
     seconds_thinking: float = 0.0
-    left_out: LeftOut = LeftOut()
+    left_out: LeftOut = field(default_factory=LeftOut)
     reads_from: int | None = None
     sentence: str = ""
     figures: list[list[str]] = field(default_factory=list)

@@ -21,7 +21,7 @@ _TEXTS = ("grammar", "regex", "json_schema")
 _DEFAULTS = {
     one.name: "" if one.name in _TEXTS else one.default
     for one in fields(SamplingParams)
-    if one.name in _TEXTS or isinstance(one.default, int | float) and one.name != "strict"
+    if one.name in _TEXTS or (isinstance(one.default, int | float) and one.name != "strict")
 }
 
 
@@ -116,15 +116,16 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
         # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
         found["seed"] = random.randrange(N_SEEDS) if found.get("temperature") else 0
     for name, value in found.items():
-        try:
-            SamplingParams(**{name: value})
-        except SpeculationError as error:
-            raise InvalidSetting(f"sampling.{name}", str(error)) from error
-    try:
-        SamplingParams(**found)
-    except SpeculationError as error:  # settings that exclude each other
-        raise InvalidSetting("sampling", str(error)) from error
+        _check(f"sampling.{name}", {name: value})
+    _check("sampling", found)  # some exclude each other
     return found
+
+
+def _check(name: str, sampling: Mapping[str, Any]) -> None:
+    try:
+        SamplingParams(**sampling)
+    except SpeculationError as error:
+        raise InvalidSetting(name, str(error)) from error
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ Text of the user or the model never becomes HTML.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.page.files import size_of
@@ -46,9 +46,13 @@ def _spans(reply: Reply) -> list[tuple[str, int, int]]:
 
 
 def turn_json(
-    turn: Turn, siblings: Sequence[int], mark: Mark = (None, 0)
+    turn: Turn,
+    siblings: Sequence[int],
+    mark: Mark = (None, 0),
+    live: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A turn that is not being generated. ``mark`` tells what the last prompt began with."""
+    """A turn. ``mark`` tells what the last prompt began with; ``live`` has what is shown of a reply
+    that is being generated."""
     found: dict[str, Any] = {
         "id": turn.id,
         "parent": turn.parent,
@@ -60,13 +64,17 @@ def turn_json(
     if turn.role == "user":
         files = [{"name": file["name"], "size": size_of(file["text"])} for file in turn.files]
         return {**found, "text": turn.text, "files": files}
+    if live is not None:
+        return {**found, **live}
+    # Without a job here, it runs in another server, or it did.
+    state = "interrupted" if turn.state == "running" else turn.state
     reply = Reply.from_json(turn.text, turn.reply)
     reasoning, answer = (
         render_blocks(reply.text[start:end], reply.marks, start) for _, start, end in _spans(reply)
     )
     return {
         **found,
-        **reply_fields(reply, turn.state),
+        **reply_fields(reply, state),
         "reasoning": reasoning,
         "blocks": answer,
     }
@@ -80,7 +88,9 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
         "text": "" if is_running else reply.answer,
         "notice": reply.notice,
         "error": reply.error,
-        "can_continue": not is_running and (reply.is_cut_short or state == "interrupted"),
+        "can_continue": (
+            not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")
+        ),
         "sentence": reply.sentence,
         "figures": reply.figures,
         "cells": reply.cells,
