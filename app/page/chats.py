@@ -297,7 +297,8 @@ class Chats:
         reply.left_out = prompt.left_out(*before)
         reply.reads_from = prompt.first_read(reply.left_out)
         model = self.backend.status().model
-        reply.model = Path(model.spec.model).name if model is not None else ""
+        if model is not None:
+            reply.model, reply.n_ctx = Path(model.spec.model).name, model.n_ctx
         request = ChatRequest(
             uuid4().hex,
             prompt.messages,
@@ -330,10 +331,10 @@ class Chats:
                 "has_earlier": turns[0]["parent"] is not None,
             },
         )
+        seq = self.feed.seq
         self.jobs.move_mark(chat.owner, chat.id, mark, job.mark)
         self.jobs.start(job)
-        self.tell(chat)
-        return {"turns": turns}
+        return {"turns": turns, "chat": self.tell(chat), "seq": seq}
 
     async def _branch(
         self, owner: str, chat: str, change: Callable[[Store], Chat], after: int | None

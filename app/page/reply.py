@@ -48,6 +48,7 @@ class Reply:
     done: Done | None = None
     error: str = ""
     model: str = ""
+    n_ctx: int = 0
     opening: str = ""
     thinking: bool | None = None
     seconds_thinking: float = 0.0
@@ -68,6 +69,12 @@ class Reply:
     def answer(self) -> str:
         """The text without its reasoning; all of the text until the reasoning has ended."""
         return answer_of(self.text, self.opening)
+
+    @property
+    def n_context(self) -> int:
+        """How many tokens of the context it has filled, with its prompt; 0 if unknown."""
+        # The last token of a full context is never decoded, so it has no cell.
+        return min(self.done.n_prompt + self.done.n_tokens, self.n_ctx) if self.done else 0
 
     @property
     def is_cut_short(self) -> bool:
@@ -110,6 +117,7 @@ class Reply:
             self.notice, self.done = "", replace(event, prompt="")
             if event.model is not None:
                 self.model = Path(event.model.spec.model).name
+                self.n_ctx = event.model.n_ctx
             self._thinks_since = None
         elif isinstance(event, Failed):
             self.notice, self.error = "", event.message
@@ -133,13 +141,13 @@ class Reply:
         kept: dict[str, Any] = {
             "method": self.method,
             "model": self.model,
+            "n_ctx": self.left_out.n_ctx or self.n_ctx,
             "runs": [list(run) for run in self.runs],
             "opening": self.opening,
             "thinking": self.thinking,
             "seconds_thinking": round(self.seconds_thinking, 1),
             "error": self.error,
             "n_left_out": self.left_out.n_turns,
-            "n_ctx": self.left_out.n_ctx,
             "reads_from": self.reads_from,
             "sentence": self.sentence,
             "figures": self.figures,
@@ -162,6 +170,7 @@ class Reply:
             opening=str(kept.get("opening", "")),
             thinking=kept.get("thinking"),
             seconds_thinking=float(kept.get("seconds_thinking", 0)),
+            n_ctx=int(kept.get("n_ctx", 0)),
             left_out=LeftOut(int(kept.get("n_left_out", 0)), int(kept.get("n_ctx", 0))),
             reads_from=kept.get("reads_from"),
             sentence=str(kept.get("sentence", "")),

@@ -11,7 +11,7 @@ from html import escape
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Base64Bytes, BaseModel, Field
 from starlette.responses import StreamingResponse
 
 from app.api.body import Limited
@@ -20,6 +20,7 @@ from app.api.json_text import dumps
 from app.api.service import memory_of
 from app.page import steps
 from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
+from app.page.files import UnreadableFile, text_of_pdf
 from app.page.owners import Owners
 from app.store import Hit
 from app.worker.messages import LoadedModel, Status
@@ -43,11 +44,12 @@ class Change(BaseModel):
 
 
 class GivenFile(BaseModel):
-    """A file of a message: its text, or which of the files of the edited message it is."""
+    """A file of a message: its text, a PDF, or which of the edited message's files it is."""
 
     name: str = ""
     text: str = ""
     leads: bool = True
+    pdf: Base64Bytes = b""
     kept: int | None = None
 
 
@@ -110,6 +112,7 @@ Owner = Annotated[str, Depends(_owner)]
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
     app.state.owners = owners
     app.include_router(_routes(chats, owners))
+    app.include_router(_imports(chats))
 
 
 def _routes(chats: Chats, owners: Owners) -> APIRouter:
@@ -147,11 +150,11 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         return response
 
     @router.get("/events")
-    async def events(http: Request, owner: Owner, after: int | None = None) -> Response:
-        last = http.headers.get("last-event-id", "")
+    async def events(http: Request, owner: Owner, after: str = "") -> Response:
+        last = http.headers.get("last-event-id", after)
         if not watching:
             watching.append(asyncio.ensure_future(watch()))
-        return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else after))
+        return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
 
     # Chats
 
@@ -221,18 +224,11 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def export(owner: Owner) -> Response:
         return _download(store.export_json(owner), "chats.json", "application/json")
 
-    @router.post("/import")
-    async def import_chats(http: Request, owner: Owner) -> Response:
-        text = (await http.body()).decode("utf-8", "replace")
-        found = await in_thread(lambda: store.import_(owner, text))
-        told = [chats.tell(chat) for chat in found.chats]
-        return _json({"chats": told, "n_known": found.n_known, "refused": found.refused})
-
     # Turns
 
     @router.post("/chats/{chat}/messages")
     async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
-        files = _files(body.files, ())
+        files = await in_thread(lambda: _files(body.files, ()))
         if not (body.text.strip() or files):
             raise ApiError("the message is empty; give a text or a file", param="text")
         parent = body.parent
@@ -252,14 +248,12 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.post("/turns/{turn}/edit")
     async def edit(http: Request, owner: Owner, turn: int, body: Edit) -> Response:
-        files = body.files
-        if files is not None:
+        given, files = body.files, None
+        if given is not None:
             old = (await chats.turn(owner, turn)).files
-            given = _files(files, old)
-        else:
-            given = None
+            files = await in_thread(lambda: _files(given, old))
         text = body.text.strip("\n")
-        return _json(await chats.edit(owner, turn, text, given, _ask(http, body)))
+        return _json(await chats.edit(owner, turn, text, files, _ask(http, body)))
 
     @router.post("/turns/{turn}/choose")
     async def choose(owner: Owner, turn: int) -> Response:
@@ -311,6 +305,20 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     return router
 
 
+def _imports(chats: Chats) -> APIRouter:
+    """The import, whose bodies may have as many values as they like: a thread reads them."""
+    router = APIRouter(prefix="/page", tags=["page"])
+
+    @router.post("/import")
+    async def import_chats(http: Request, owner: Owner) -> Response:
+        text = (await http.body()).decode("utf-8", "replace")
+        found = await in_thread(lambda: chats.kept.import_(owner, text))
+        told = [chats.tell(chat) for chat in found.chats]
+        return _json({"chats": told, "n_known": found.n_known, "refused": found.refused})
+
+    return router
+
+
 def _json(data: Any) -> Response:
     return Response(dumps(data), media_type="application/json")
 
@@ -333,7 +341,13 @@ def _files(given: list[GivenFile], old: tuple[Mapping[str, Any], ...]) -> list[M
     found: list[Mapping[str, Any]] = []
     for number, file in enumerate(given):
         if file.kept is None:
-            found.append({"name": file.name, "text": file.text, "leads": file.leads})
+            text = file.text
+            if file.pdf:
+                try:
+                    text = text_of_pdf(file.name, file.pdf)
+                except UnreadableFile as error:
+                    raise ApiError(str(error), param=f"files[{number}]") from error
+            found.append({"name": file.name, "text": text, "leads": file.leads})
         elif 0 <= file.kept < len(old):
             found.append(old[file.kept])
         else:

@@ -94,6 +94,7 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
         "sentence": reply.sentence,
         "figures": reply.figures,
         "cells": reply.cells,
+        "n_context": reply.n_context,
         "n_left_out": reply.left_out.n_turns,
         "method": reply.method,
         "model": reply.model,
