@@ -29,13 +29,11 @@ class Database:
     ``schema`` has the statements that lead from each version to the next; the file's
     ``user_version`` says how many of them it has had.
 
-    notice   what the user should know about the opening; else empty
-    damaged  where a damaged file was moved; else None
+    damaged: where a damaged file was moved at the opening; None if there was none.
     """
 
     def __init__(self, path: Path | str, schema: Sequence[str]) -> None:
         self.path = Path(path)
-        self.notice = ""
         self.damaged: Path | None = None
         self._in_memory = str(path) == MEMORY
         self._schema = schema
@@ -118,14 +116,13 @@ class Database:
 
     def _move_aside(self) -> None:
         """Rename the damaged file and its log, which belongs to it."""
-        date = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+        date = datetime.now().strftime("%Y-%m-%d-%H%M%S-%f")
         self.damaged = self.path.with_name(f"{self.path.stem}-damaged-{date}.db")
         for suffix in ("", "-wal"):
             source = self.path.with_name(self.path.name + suffix)
             if source.exists():
                 source.rename(f"{self.damaged}{suffix}")
         self.path.with_name(f"{self.path.name}-shm").unlink(missing_ok=True)
-        self.notice = f"The file of your chats was damaged. It is now {self.damaged}."
 
 
 def _create(path: Path) -> None:

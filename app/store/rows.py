@@ -16,6 +16,16 @@ chats.is_pinned, chats.folder, chats.settings, chats.leaf, chats.deleted_at"""
 BELOW = """WITH RECURSIVE below (id) AS (
     SELECT ? UNION ALL SELECT turns.id FROM below JOIN turns ON turns.parent = below.id
 ) SELECT id FROM below"""
+# A turn and those before it, from the last to the first, each with its siblings.
+_PATH = """WITH RECURSIVE up (id, parent) AS (
+    SELECT id, parent FROM turns WHERE id = ?
+    UNION ALL SELECT turns.id, turns.parent FROM up JOIN turns ON turns.id = up.parent LIMIT ?
+) SELECT turns.*, (
+    SELECT json_group_array(id) FROM (
+        SELECT id FROM turns AS other WHERE other.chat = turns.chat
+        AND other.parent IS turns.parent AND other.deleted_at IS NULL ORDER BY id
+    )
+) AS siblings FROM up JOIN turns USING (id) ORDER BY id DESC"""
 TITLE_LENGTH = 80  # characters
 
 
@@ -132,8 +142,16 @@ def steps_of(db: sqlite3.Connection, chat: str) -> dict[int, bytes]:
     return {row["turn"]: row["records"] for row in db.execute(query, (chat,))}
 
 
-def title_of(text: str, files: Sequence[Mapping[str, Any]]) -> str:
+def path_to(
+    db: sqlite3.Connection, leaf: int | None, limit: int | None = None
+) -> list[tuple[Turn, tuple[int, ...]]]:
+    """The last ``limit`` turns up to ``leaf``, each with the ids of its siblings and its own."""
+    rows = db.execute(_PATH, (leaf, -1 if limit is None else limit)).fetchall()
+    return [(turn_of(row), tuple(json.loads(row["siblings"]))) for row in reversed(rows)]
+
+
+def title_of(turns: Sequence[Turn]) -> str:
     """A chat's title by its first message: the first line, or the name of the first file."""
-    names = [str(file.get("name", "")) for file in files]
-    lines = [line.strip() for line in [*text.splitlines(), *names]]
-    return next(filter(None, lines), "")[:TITLE_LENGTH]
+    lines = [line for turn in turns[:1] for line in turn.text.splitlines()]
+    names = [str(file.get("name", "")) for turn in turns[:1] for file in turn.files]
+    return next(filter(None, map(str.strip, lines + names)), "")[:TITLE_LENGTH]

@@ -85,12 +85,10 @@ CREATE TRIGGER texts_delete AFTER DELETE ON turns WHEN old.state != 'running' BE
     INSERT INTO texts (texts, rowid, text) VALUES ('delete', old.id, old.text);
 END
 
-CREATE TRIGGER texts_leave AFTER UPDATE OF text, state ON turns WHEN old.state != 'running' BEGIN
-    INSERT INTO texts (texts, rowid, text) VALUES ('delete', old.id, old.text);
-END
-
-CREATE TRIGGER texts_enter AFTER UPDATE OF text, state ON turns WHEN new.state != 'running' BEGIN
-    INSERT INTO texts (rowid, text) VALUES (new.id, new.text);
+CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
+    INSERT INTO texts (texts, rowid, text)
+        SELECT 'delete', old.id, old.text WHERE old.state != 'running';
+    INSERT INTO texts (rowid, text) SELECT new.id, new.text WHERE new.state != 'running';
 END
 """
 
