@@ -15,17 +15,19 @@ from uuid import uuid4
 from app.api.errors import ApiError
 from app.page.feed import Feed
 from app.page.jobs import Job, Jobs
-from app.page.prompt import prompt_of
+from app.page.prompt import Prompt, prompt_of
+from app.page.races import Races
 from app.page.reply import Reply
 from app.page.settings import InvalidSetting, Settings, read_settings
 from app.page.turns import Mark, chat_json, reply_fields, turn_json
 from app.store import Chat, NoSuchChat, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest
+from app.worker.messages import ChatRequest, LeftOut
 
 T = TypeVar("T")
 Json = dict[str, Any]
 FIRST_INCOGNITO = 2**40  # the least id of a turn that is only in memory
+NOTHING = LeftOut()
 MOST_TURNS = 30  # that are sent at once
 
 
@@ -61,6 +63,7 @@ class Chats:
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.jobs = Jobs(backend, self.feed, self._tell_end)
+        self.races = Races(backend, self.feed)
         self._incognito: set[str] = set()
 
     def close(self) -> None:
@@ -299,7 +302,22 @@ class Chats:
         model = self.backend.status().model
         if model is not None:
             reply.model, reply.n_ctx = Path(model.spec.model).name, model.n_ctx
-        request = ChatRequest(
+        request = self._request(chat, prompt, settings, ask, reply.left_out)
+        job = Job(owner, store, chat, turn.id, reply, prompt, request)
+        job.shown.update(reply)
+        turns = [turn_json(*one, job.mark) for one in path[-n_new:-1]]
+        turns.append(turn_json(*path[-1], job.mark, job.as_json()))
+        return _Started(job, turns, store.chat(chat, owner), before)
+
+    def _request(
+        self,
+        chat: str | None,
+        prompt: Prompt,
+        settings: Settings,
+        ask: Ask,
+        left_out: LeftOut = NOTHING,
+    ) -> ChatRequest:
+        return ChatRequest(
             uuid4().hex,
             prompt.messages,
             settings.method,
@@ -307,16 +325,10 @@ class Chats:
             settings.max_tokens,
             settings.thinking,
             settings.leave_out,
-            reply.left_out,
+            left_out,
             memory=None if chat in self._incognito else ask.memory,
             record=True,
         )
-        said = next((one.text for one in reversed(read) if one.role == "user"), "")
-        job = Job(owner, store, chat, turn.id, reply, prompt, request, said)
-        job.shown.update(reply)
-        turns = [turn_json(*one, job.mark) for one in path[-n_new:-1]]
-        turns.append(turn_json(*path[-1], job.mark, job.as_json()))
-        return _Started(job, turns, store.chat(chat, owner), before)
 
     def _begin(self, started: _Started) -> Json:
         job, turns, chat, mark = started
@@ -367,6 +379,52 @@ class Chats:
         self.jobs.move_mark(owner, chat, before, mark)
         self.tell(found)
         return told
+
+    # Races
+
+    async def race_turn(
+        self, owner: str, turn: int, methods: tuple[str, str], rounds: int, ask: Ask
+    ) -> str:
+        """Start a race on the message of a turn; returns its id."""
+        found = await self.turn(owner, turn)
+        store = self.store_of(found.chat)
+        path = await in_thread(lambda: store.path(found.chat, owner, leaf=turn))
+        turns = [one for one, _ in path]
+        last = max((at for at, one in enumerate(turns) if one.role == "user"), default=None)
+        if last is None:
+            raise ApiError("this text answers no message, so nothing can be raced")
+        given = ask.settings
+        if given is None:
+            given = (await in_thread(lambda: store.chat(found.chat, owner))).settings
+        asked = replace(ask, settings=given)
+        return self._race(owner, found.chat, turns[: last + 1], methods, rounds, asked)
+
+    def race_text(
+        self, owner: str, text: str, methods: tuple[str, str], rounds: int, ask: Ask
+    ) -> str:
+        """Start a race on a message without a chat; returns its id."""
+        return self._race(owner, None, [Turn(0, "", None, "user", text)], methods, rounds, ask)
+
+    def _race(
+        self,
+        owner: str,
+        chat: str | None,
+        turns: Sequence[Turn],
+        methods: tuple[str, str],
+        rounds: int,
+        ask: Ask,
+    ) -> str:
+        given = dict(ask.settings or {})
+        own = str(given.get("method", "")).partition(":")[0]
+
+        def settings(method: str) -> Settings:
+            parameters = given.get("parameters") if method == own else None
+            return settings_of({**given, "method": method, "parameters": parameters}, self.backend)
+
+        first, second = map(settings, methods)
+        prompt = prompt_of(turns, first.system)
+        request = self._request(chat, prompt, first, ask)
+        return self.races.start(owner, request, (first.method, second.method), rounds)
 
     async def _tell_end(self, job: Job) -> None:
         try:

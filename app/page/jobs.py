@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.api.errors import ApiError
-from app.page import steps
+from app.page import outcome, steps
 from app.page.feed import Feed
-from app.page.outcome import outcome
 from app.page.prompt import Prompt
 from app.page.reply import Reply
 from app.page.turns import Mark, Shown, reply_fields
@@ -25,7 +24,7 @@ from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
 from app.worker.backend import Backend
 from app.worker.events import Events
-from app.worker.messages import LAST, ChatRequest, Done, Event, Failed, StepRecord, Steps
+from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps
 from speculation.drafter import BASELINE
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ BUSY = "This chat's last reply is still being written. Wait for its end, or stop
 class Job:
     """A reply that is being generated.
 
-    said     the message that it answers
     records  its steps so far
     trouble  why it could not be saved; empty if it could
     """
@@ -52,7 +50,6 @@ class Job:
     reply: Reply
     prompt: Prompt
     request: ChatRequest
-    said: str = ""
     records: list[StepRecord] = field(default_factory=list)
     shown: Shown = field(default_factory=Shown)
     trouble: str = ""
@@ -223,18 +220,16 @@ class Jobs:
         if done is None:
             return b""
         load = done.model.load if done.model is not None else 0
-        speed = tokens_per_second(done)
-        if done.method == BASELINE and speed:
-            self._plain_speeds[load] = speed
-        with suppress(NotImplementedError):
-            found = outcome(
-                done,
-                job.records,
-                job.said,
-                plain_speed=self._plain_speeds.get(load, 0.0),
-                n_left_out=reply.left_out.n_turns,
-            )
-            reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
+        if done.method == BASELINE and done.decode_seconds >= outcome.LEAST_SECONDS:
+            self._plain_speeds[load] = outcome.speed(done)
+        found = outcome.outcome(
+            done,
+            job.records,
+            job.prompt.said,
+            plain_speed=self._plain_speeds.get(load, 0.0),
+            n_left_out=reply.left_out.n_turns,
+        )
+        reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""
 
@@ -274,8 +269,3 @@ class Jobs:
 
     def _publish(self, job: Job, change: Mapping[str, Any]) -> None:
         self._feed.publish(job.owner, "turn", {"chat": job.chat, "turn": job.turn, **change})
-
-
-def tokens_per_second(done: Done) -> float:
-    """Decoding speed after the first step, which the time to first token covers; 0 if unknown."""
-    return (done.n_tokens - done.n_first) / done.decode_seconds if done.decode_seconds else 0.0

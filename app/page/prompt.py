@@ -21,6 +21,13 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...]
     starts: tuple[int, ...]
 
+    @property
+    def said(self) -> str:
+        """The last message of the user."""
+        return next(
+            (one["content"] for one in reversed(self.messages) if one["role"] == "user"), ""
+        )
+
     def left_out(self, reads_from: int | None, n_ctx: int) -> LeftOut:
         """What is left out so that the prompt begins with this turn; nothing if it is unknown."""
         if reads_from not in self.starts:

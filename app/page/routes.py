@@ -22,6 +22,7 @@ from app.page import steps
 from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
 from app.page.files import UnreadableFile, text_of_pdf
 from app.page.owners import Owners
+from app.page.race import ROUNDS
 from app.store import Hit
 from app.worker.messages import LoadedModel, Status
 
@@ -68,6 +69,15 @@ class Message(Reply):
     text: str = ""
     files: list[GivenFile] = Field(default_factory=list)
     parent: int | None = None
+
+
+class Race(Reply):
+    methods: tuple[str, str]
+    rounds: int = Field(ROUNDS, ge=1, le=20)
+
+
+class RaceOnText(Race):
+    prompt: str = Field(min_length=1)
 
 
 class At(BaseModel):
@@ -287,6 +297,23 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         if kept is None:
             raise ApiError("the steps of this reply are not kept", 404)
         return Response(steps.shown(kept), media_type="application/json")
+
+    # Races
+
+    @router.post("/turns/{turn}/race")
+    async def race_turn(http: Request, owner: Owner, turn: int, body: Race) -> Response:
+        ask = _ask(http, body)
+        return _json({"race": await chats.race_turn(owner, turn, body.methods, body.rounds, ask)})
+
+    @router.post("/race")
+    async def race_text(http: Request, owner: Owner, body: RaceOnText) -> Response:
+        ask = _ask(http, body)
+        return _json({"race": chats.race_text(owner, body.prompt, body.methods, body.rounds, ask)})
+
+    @router.delete("/races/{race}")
+    async def stop_race(owner: Owner, race: str) -> Response:
+        chats.races.stop(owner, race)
+        return _json({})
 
     # Presets
 
