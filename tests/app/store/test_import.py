@@ -12,6 +12,7 @@ import pytest
 from app.page.conversation import Reply
 from app.page.saved import to_text
 from app.store import Chat, Store, StoreError, Turn
+from app.worker.messages import ModelSpec
 from tests.app.store.test_store import talk
 from tests.support import fake_backend
 
@@ -36,7 +37,7 @@ def test_an_export_has_all_of_a_chat_and_imports_once(store: Store) -> None:
     edited = store.add_turn(
         chat.id, "", None, "user", "é\n", [{"name": "a", "text": "A", "leads": True}]
     ).id
-    store.add_turn(chat.id, "", edited, "assistant", "half", reply={"pieces": [["half", True]]})
+    store.add_turn(chat.id, "", edited, "assistant", "half", reply={"runs": [[4, 1]]})
     store.add_turn(chat.id, "", edited, "assistant", "", state="running")
     store.save_steps(reply, b"\0steps")
     store.delete_turn(more, "")
@@ -83,13 +84,16 @@ def test_markdown_has_the_branch_that_is_shown(store: Store) -> None:
 
 def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> None:
     conversation = fake_backend.talk("one", "two")
-    first = conversation.turns[0]
-    first.reply = Reply("auto", [("a", True), ("b", True), ("c", False)], done=fake_backend.DONE)
+    first, model = conversation.turns[0], fake_backend.MODEL
+    spec = ModelSpec("/models/m.gguf")
+    finished = dataclasses.replace(
+        fake_backend.DONE, model=dataclasses.replace(model, spec=spec, n_ctx=4096)
+    )
+    first.reply = Reply("auto", [("a", True), ("b", True), ("c", False)], done=finished)
     conversation.turns[1].before, conversation.turns[1].reply = (
         Reply("none", [("cut", False)]),
         None,
     )
-    conversation.turns[1].n_ctx = 2048
     saved = to_text(conversation)
     about = {"name": "1-a", "title": "one", "named": True, "at": 5_000_000}
     file = {
@@ -116,9 +120,19 @@ def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> N
     ]
     _, one, _, two = turns(store, chat)
     assert (one.state, two.state) == ("done", "interrupted")
-    assert one.reply["pieces"] == [["ab", True], ["c", False]]
-    assert one.reply["done"] == json.loads(json.dumps(dataclasses.asdict(fake_backend.DONE)))
-    assert (one.reply["method"], two.reply["n_ctx"]) == ("auto", 2048)
+    done_without_model = dataclasses.replace(fake_backend.DONE, model=None)
+    assert one.reply == {
+        "method": "auto",
+        "opening": "",
+        "thinking": None,
+        "error": "",
+        "runs": [[0, 0], [2, 2], [1, 1]],
+        "done": json.loads(json.dumps(dataclasses.asdict(done_without_model))),
+        "model": "m.gguf",
+        "n_ctx": 4096,
+        "n_left_out": 0,
+    }
+    assert (two.reply["method"], two.reply["done"]) == ("none", None)
 
 
 def node(parent: str | None, role: str = "", text: str = "", **more: Any) -> dict[str, Any]:
@@ -226,6 +240,8 @@ def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) 
         (("leaf",), 9),
         (("settings",), []),
         (("created_at",), "x"),
+        (("changed_at",), float("nan")),
+        (("turns", 0, "created_at"), 10**400),
         (("turns", 1, "parent"), 1),
         (("turns", 1, "parent"), -1),
         (("turns", 0, "role"), "system"),
