@@ -205,7 +205,11 @@ class Jobs:
 
     async def _finish(self, job: Job) -> None:
         """Say what came of the reply, and save it, however long that takes."""
-        kept_steps = await asyncio.to_thread(self._summed_up, job)
+        kept_steps = b""
+        try:
+            kept_steps = await asyncio.to_thread(self._summed_up, job)
+        except Exception:  # nothing keeps the text from being saved
+            log.exception("a reply cannot be summed up")
         while (trouble := await self._save(job, "done")) and not self._is_closed:
             if trouble != job.trouble:
                 job.trouble = trouble

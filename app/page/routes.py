@@ -20,6 +20,7 @@ from app.api.json_text import dumps
 from app.api.service import memory_of
 from app.page import steps
 from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
+from app.page.feed import encoded
 from app.page.files import UnreadableFile, text_of_pdf
 from app.page.owners import Owners
 from app.page.race import ROUNDS
@@ -131,13 +132,13 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     watching: list[asyncio.Task[None]] = []
 
     async def watch() -> None:
-        """Publish the backend's status when it changes, while anybody hears it."""
+        """Publish the backend's status when it changes."""
         seen = backend.status()
-        while await asyncio.sleep(STATUS_SECONDS, True) and feed.n_readers:
+        while True:
+            await asyncio.sleep(STATUS_SECONDS)
             if (now := backend.status()) != seen:
                 seen = now
                 feed.publish(None, "status", status_json(now))
-        watching.clear()
 
     @router.get("/state")
     async def state(http: Request) -> Response:
@@ -154,7 +155,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             "notice": store.notice,
             "seq": seq,
         }
-        response.body = dumps(found).encode()
+        response.body = encoded(dumps(found))
         response.headers["content-length"] = str(len(response.body))
         return response
 
@@ -346,7 +347,7 @@ def _imports(chats: Chats) -> APIRouter:
 
 
 def _json(data: Any) -> Response:
-    return Response(dumps(data), media_type="application/json")
+    return Response(encoded(dumps(data)), media_type="application/json")
 
 
 def _download(parts: Iterator[str], name: str, kind: str) -> Response:

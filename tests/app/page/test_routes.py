@@ -63,7 +63,7 @@ def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
     written: tuple[Page, Written, Chats],
 ) -> None:
     page, backend, _ = written
-    chat = page.new_chat(settings={"method": "guess", "system": " Be brief. "})
+    chat = page.new_chat(settings={"method": "guess", "system": " Be brief. ", "half": "\ud83d"})
     _, reply = page.post(f"chats/{chat}/messages", text="count\n")["turns"]
     assert (reply["state"], reply["method"], reply["model"]) == ("running", "guess", "m.gguf")
     backend.write(Waiting(1), Prefill(512, 900))
