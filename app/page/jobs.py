@@ -187,18 +187,19 @@ class Jobs:
         try:
             job.events.hand_over(job.take)
             notice, mark = job.reply.notice, job.mark
-            while not job.is_over:
+            is_over = False
+            while not is_over:
                 await job.changed.wait()
                 job.changed.clear()
-                began = clock()
+                began, is_over = clock(), job.is_over
                 if job.reply.notice != notice:
                     notice = job.reply.notice
                     self._publish(job, {"set": {"notice": notice}})
                 self.move_mark(job.owner, job.chat, mark, job.mark)
                 mark = job.mark
-                for change in job.shown.update(job.reply):
+                for change in job.shown.update(job.reply, is_over=is_over):
                     self._publish(job, change)
-                if not job.is_over:  # showing takes at most a fifth of the time
+                if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
             job.events.close()
