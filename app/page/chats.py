@@ -27,6 +27,7 @@ from app.worker.messages import ChatRequest, LeftOut
 T = TypeVar("T")
 Json = dict[str, Any]
 FIRST_INCOGNITO = 2**40  # the least id of a turn that is only in memory
+EMPTY = "the message is empty; give a text or a file"
 NOTHING = LeftOut()
 MOST_TURNS = 30  # that are sent at once
 
@@ -159,6 +160,8 @@ class Chats:
         ask: Ask,
     ) -> Json:
         """Add a message below the turn ``parent``, and begin its reply."""
+        if not (text or files):
+            raise ApiError(EMPTY, param="text")
 
         def add(store: Store) -> Turn:
             return store.add_turn(chat, owner, parent, "user", text, files)
@@ -189,6 +192,8 @@ class Chats:
         chat, parent = found.chat, found.parent
         if found.role == "user":
             kept = found.files if files is None else files
+            if not (text or kept):
+                raise ApiError(EMPTY, param="text")
 
             def add(store: Store) -> Turn:
                 return store.add_turn(chat, owner, parent, "user", text, kept)

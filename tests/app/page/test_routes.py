@@ -232,6 +232,9 @@ def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
     error = page.post(f"chats/{other}/messages", 400, text="", files=broken)["error"]
     assert error["message"].startswith("x.pdf cannot be read as a PDF: ")
     page.post(f"chats/{other}/messages", 400, text=" ")
+    page.post(f"turns/{asked['id']}/edit", 400, text=" ", files=[])
+    page.post(f"turns/{2**64}/retry", 400)
+    page.get(f"chats/{chat}?before={2**64}", 400)
     assert page.turns(other) == []
 
 
