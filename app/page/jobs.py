@@ -24,7 +24,7 @@ from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
 from app.worker.backend import Backend
 from app.worker.events import Events, failed
-from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps
+from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps, Tokens
 from speculation.drafter import BASELINE
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Job:
             self.reply.left_out = self._left_out  # no prompt was read
         self.reply.reads_from = self.prompt.first_read(self.reply.left_out)
         self.is_over = isinstance(event, LAST)
-        self.has_unsaved = True
+        self.has_unsaved |= isinstance(event, Tokens)
         self.changed.set()
 
     @property
@@ -163,7 +163,7 @@ class Jobs:
     async def _interrupt(self) -> None:
         self._is_closed = True
         for job, _ in list(self._jobs.values()):
-            await self._save(job, "interrupted")
+            await self._save(job, "done" if job.is_over else "interrupted", is_last=True)
 
     async def _run(self, job: Job, events: Events) -> None:
         saving = asyncio.ensure_future(self._keep_saving(job))
@@ -250,10 +250,10 @@ class Jobs:
                     job.trouble = trouble
                     self._publish(job, {"set": {"error": trouble}})
 
-    async def _save(self, job: Job, state: State) -> str:
+    async def _save(self, job: Job, state: State, *, is_last: bool = False) -> str:
         """Save the reply; returns why that failed, or nothing."""
         async with job.saving:  # so that no older save comes after a newer one
-            if self._is_closed and state != "interrupted":
+            if self._is_closed and not is_last:
                 return ""
             job.has_unsaved = False
             kept = job.reply.text, job.reply.as_json(), state
