@@ -206,6 +206,8 @@ def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
     assert (last["reasoning"], last["blocks"]) == (shown["reasoning"], shown["answer"])
     assert shown["answer"][-1] == "<p>four **five</p>\n"
     assert n_parts > 4
+    resumed = page.stream(None, last_id=str(seq + 2))
+    assert [next(resumed)[0] for _ in range(3)] == [seq + 3, seq + 4, seq + 5]
 
 
 def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
@@ -381,6 +383,7 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     n_up += len(message.request.content) + len(message.request.headers.raw) * 40
     n_down += len(message.content)
     with page.client.stream("GET", "events", params={"after": str(seq)}) as answer:
+        assert answer.headers["content-encoding"] == "gzip"
         n_shown = 0
         for line in answer.iter_lines():
             n_shown += line.startswith("event: turn")
@@ -394,7 +397,6 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     assert n_shown > 90
     assert n_up < 10_000
     assert n_down < 60_000
-    print(n_up, n_down)
 
 
 def test_every_key_and_every_browser_of_others_has_its_own_chats(tmp_path: Path) -> None:
@@ -460,7 +462,8 @@ def test_chats_are_named_moved_copied_deleted_exported_and_imported(
         copy["id"]
     ]
     exported = page.client.get(f"chats/{chat}/export")
-    assert exported.headers["content-disposition"] == 'attachment; filename="What s up.json"'
+    named = "filename=\"What s up.json\"; filename*=UTF-8''What%20s%20up.json"
+    assert exported.headers["content-disposition"] == f"attachment; {named}"
     assert "re: What's <up>?" in page.client.get(f"chats/{chat}/export?format=md").text
     page.ask("DELETE", f"chats/{copy['id']}")
     page.get(f"chats/{copy['id']}", 404)
