@@ -364,6 +364,9 @@ def test_incognito_chats_are_in_no_list_no_file_and_no_memory(
     assert page.get("search?q=secret")["hits"] == []
     kinds = {kind for kind, _ in page.events(seq, until="incognito")}
     assert kinds == {"turns", "turn"}
+    backend.state = Status(replace(MODEL, spec=ModelSpec("m.gguf", keep_texts=9)))
+    page.post("chats", 409, incognito=True)
+    page.post(f"chats/{chat}/messages", 409, text="more")
     with sqlite3.connect(tmp_path / "chats.db") as database:
         assert database.execute("SELECT count(*) FROM turns").fetchone() == (0,)
 
@@ -400,13 +403,15 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
 
 
 def test_every_key_and_every_browser_of_others_has_its_own_chats(tmp_path: Path) -> None:
-    with served(FakeBackend(), tmp_path / "a.db", keys=("a", "b"), is_one=False) as site:
+    backend = Written()
+    with served(backend, tmp_path / "a.db", keys=("a", "b"), is_one=False) as site:
         ann, bob = (site.page(Authorization=f"Bearer {key}") for key in "ab")
         assert site.page().get("state", 401)
         chat = ann.new_chat()
         assert bob.get("chats")["chats"] == []
         bob.get(f"chats/{chat}", 404)
-        ann.get(f"chats/{chat}")
+        ann.post(f"chats/{chat}/messages", text="hi")
+        assert backend.requests[0].memory == ann.get("state")["owner"] != ""
     with served(FakeBackend(), tmp_path / "b.db", host="0.0.0.0", is_one=False) as site:
         ann, bob = site.page(), site.page()
         assert "Ask for /page/state first" in ann.get("chats", 403)["error"]["message"]
