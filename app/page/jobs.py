@@ -30,7 +30,7 @@ from speculation.drafter import BASELINE
 log = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between updates; more of them would keep a slow page busy
-SAVE_SECONDS = 0.5
+SAVE_SECONDS = 0.4  # so that a kill loses no more than half a second
 CLOSE_SECONDS = 5.0
 BUSY = "This chat's last reply is still being written. Wait for its end, or stop it."
 
