@@ -78,6 +78,7 @@ class Store:
 
     notice           what the user should know about the file's opening; else empty
     most_step_bytes  of the steps of all replies; the oldest replies' go first
+    first_turn       the least id of a turn, so that two stores can have different ones
     Raises StoreError if the file cannot be opened or a newer version wrote it.
     """
 
@@ -86,11 +87,13 @@ class Store:
         path: Path | str,
         *,
         most_step_bytes: int = MOST_STEP_BYTES,
+        first_turn: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.database = Database(path, SCHEMA)
         self.notice = ""
         self._most_step_bytes = most_step_bytes
+        self._first_turn = first_turn
         self._clock = clock
         self._interrupted = self._begin()
 
@@ -109,6 +112,9 @@ class Store:
         for table in ("chats", "turns"):
             deleted_before = self._clock() - KEEP_DELETED
             db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", (deleted_before,))
+        if self._first_turn > 1:
+            last = self._first_turn - 1
+            db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
         # Of a second server's running replies too: its next save marks them as running again.
         found = [turn_of(row) for row in db.execute("SELECT * FROM turns WHERE state = 'running'")]
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
