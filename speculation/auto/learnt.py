@@ -21,7 +21,7 @@ from speculation.auto.calibration import measure
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
-_VERSION = 14  # of the contents; older files are ignored
+_VERSION = 15  # of the contents; older files are ignored
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def cost(
 def _curve(data: Any) -> CostCurve:
     """A curve as it was saved. Raises TypeError and ValueError."""
     curve = CostCurve(**data)
-    numbers = [*curve.sizes, *curve.seconds, curve.switch_seconds, curve.record_seconds]
+    numbers = [*curve.sizes, *curve.seconds, curve.switch_seconds]
     are_sizes = all(isinstance(size, int) and size <= SIZES[-1] for size in curve.sizes)
     if not are_sizes or not _are_numbers(numbers) or min(numbers) < 0:
         raise ValueError("no curve")

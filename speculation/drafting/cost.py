@@ -33,9 +33,8 @@ class CostCurve:
 
     sizes           row counts, ascending from 1
     seconds         time of each
-    switch_seconds  extra cost of a batch whose size differs from the one before
-    record_seconds  extra cost of the second batch of a size, where llama.cpp records it as a CUDA
-                    graph, which makes the next ones quicker
+    switch_seconds  extra cost of the first two batches of a size that differs from the one before:
+                    llama.cpp builds a graph for the first, and a GPU records that for the second
 
     >>> CostCurve((1, 3, 11), (1.0, 2.0, 4.0)).table[:12]
     [0.0, 1.0, 2.0, 2.0, 2.25, 3.25, 3.25, 3.25, 3.25, 4.0, 4.0, 4.0]
@@ -44,7 +43,6 @@ class CostCurve:
     sizes: Sequence[int]
     seconds: Sequence[float]
     switch_seconds: float = 0.0
-    record_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] != 1 or list(self.sizes) != sorted(set(self.sizes)):
@@ -118,7 +116,6 @@ class Cost:
     n_texts    texts in each batch
     n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
-    repeats    whether the decode before it had as many
     overhead   average seconds of a step besides decoding and drafting
     is_disturbed  whether other programs took processors from all of its measurements
     """
@@ -139,8 +136,9 @@ class Cost:
         self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
         self._measured: dict[int, CostCurve] = {}  # the same without level and shape
-        self.n_texts, self.n_past, self.last_rows, self.repeats = 1, 0, 0, False
+        self.n_texts, self.n_past, self.last_rows = 1, 0, 0
         self.overhead = 0.0
+        self._n_same = 0  # decodes in a row with as many rows as the last
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
 
@@ -152,8 +150,8 @@ class Cost:
             measured = self._measured_at(place)
             factors = [self.level * shape for shape in self.shape]
             seconds = [f * s for f, s in zip(factors, measured.seconds, strict=True)]
-            switch, record = self.level * measured.switch_seconds, measured.record_seconds
-            curve = CostCurve(measured.sizes, seconds, switch, self.level * record)
+            switch = self.level * measured.switch_seconds
+            curve = CostCurve(measured.sizes, seconds, switch)
             self._curves[place] = curve
         return curve
 
@@ -166,7 +164,7 @@ class Cost:
                 added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
                 for i, n in enumerate(near.sizes):
                     seconds[i] += max(0.0, position * _interpolated(n, far.sizes, added))
-            curve = CostCurve(near.sizes, seconds, near.switch_seconds, near.record_seconds)
+            curve = CostCurve(near.sizes, seconds, near.switch_seconds)
             self._measured[place] = curve
         return curve
 
@@ -182,7 +180,7 @@ class Cost:
 
     def decoded(self, n_rows: int, n_steps: int = 1) -> None:
         """``n_steps`` batches of ``n_rows`` were decoded."""
-        self.repeats = n_steps > 1 or n_rows == self.last_rows
+        self._n_same = n_steps + (self._n_same if n_rows == self.last_rows else 0)
         self.last_rows = n_rows
 
     def change(self, curve: CostCurve, plain_rows: int) -> float:
@@ -191,32 +189,29 @@ class Cost:
 
         Whoever leaves plain steps pays for the way back, too; then it is free.
         """
-        seconds = curve.switch_seconds + curve.record_seconds
-        return 2.0 * seconds if self.last_rows in (0, plain_rows) else seconds
+        is_away = self.last_rows not in (0, plain_rows)
+        return curve.switch_seconds if is_away else 2.0 * curve.switch_seconds
 
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
         Single rows set the level, for example when the machine slows down. Other sizes set their
-        own shape, the more slowly the more steps it rests on. Of one text, only a batch as large as
-        the one before counts; several texts rarely have two such in a row. An interrupted batch
-        counts at most twice its expected time. Curves change every 64 calls, since rebuilding them
-        is too slow for every step.
+        own shape, the more slowly the more steps it rests on. The first two batches after another
+        size do not count, except in a run of steps, less the switch. An interrupted batch counts at
+        most twice its expected time. Curves change every 64 calls, since rebuilding them is too
+        slow for every step.
         """
-        changes, was_recorded = n_rows != self.last_rows, self.repeats
+        changes = n_rows != self.last_rows
         self.decoded(n_rows, n_steps)
         if self._n_first > 0:
             self._n_first -= n_steps
             return
-        if n_rows > SIZES[-1] or (changes and n_steps == self.n_texts == 1):
+        if n_rows > SIZES[-1] or self._n_same <= 2:
             return
-        near, extra = self.near, 0.0
+        near = self.near
         if changes:
-            extra += near.switch_seconds
-        if self.repeats and (changes or not was_recorded):
-            extra += near.record_seconds
-        seconds -= self.level * extra / n_steps
-        i = self.near.index(n_rows)
+            seconds -= self.level * near.switch_seconds / n_steps
+        i = near.index(n_rows)
         place = (self.n_past or n_past) // _SPAN
         ratio = seconds / self._measured_at(place).at(n_rows) / self.level
         if n_rows == 1:

@@ -357,7 +357,6 @@ def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
             curve["sizes"],
             [factor * seconds for seconds in curve["seconds"]],
             factor * curve["switch_seconds"],
-            factor * curve.get("record_seconds", 0.0),  # older recordings have none
         )
         for curve in (cost["near"], cost["far"])
     )

@@ -113,12 +113,9 @@ class PlaybackTarget:
         """Advance the clock by a decode."""
         curve = self._cost.curve(n_past)
         seconds = curve.at(n_rows)
-        repeats = n_rows == self._last_rows
-        if not repeats:
-            seconds += max(0.0, curve.switch_seconds)
-        elif not self._repeats:
-            seconds += curve.record_seconds
-        self._last_rows, self._repeats = n_rows, repeats
+        if n_rows != self._last_rows:
+            seconds += curve.switch_seconds
+        self._last_rows = n_rows
         noise = max(0.5, self._random.gauss(1.0, self._noise)) if self._noise else 1.0
         if self._hiccups and self._random.random() < self._hiccups:
             noise *= 4.0

@@ -64,17 +64,8 @@ def test_batches_after_another_size_and_a_texts_first_steps_do_not_count() -> No
     assert (cost.curve(100).at(1), cost.curve(100).at(8)) == (1.0, 2.0)
 
 
-def test_with_several_texts_batches_after_another_size_count_less_the_switch() -> None:
-    cost = Cost(CostCurve((1, 8, 16), (1.0, 2.0, 3.0), switch_seconds=0.5))
-    cost.n_texts = 2
-    for _ in range(320):
-        cost.follow(8, 100, 3.5)
-        cost.follow(16, 100, 3.5)
-    assert [cost.curve(100).at(n) for n in (8, 16)] == pytest.approx([3.0, 3.0], rel=0.01)
-
-
 def test_leaving_plain_steps_pays_for_the_way_back() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.5, record_seconds=4.0))
+    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=4.5))
     curve, changes = cost.curve(0), [cost.change(cost.curve(0), 1)]  # a text begins
     for n_rows in (1, 8, 4, 1):
         cost.decoded(n_rows)
@@ -83,8 +74,7 @@ def test_leaving_plain_steps_pays_for_the_way_back() -> None:
 
 
 def test_what_a_change_of_size_costs_is_not_learnt_as_the_sizes_own() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.5, record_seconds=4.0))
-    cost.n_texts = 2
+    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=4.5))
     for _ in range(160):
         cost.follow(1, 100, 1.9, n_steps=5)  # 1.5 + 5 + 1 + 1 + 1
         for seconds in (2.5, 6.0, 2.0):
@@ -219,12 +209,13 @@ MACHINES = {
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
-    curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
+    n_changed = 2 if machine.record else 1
+    curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0, n_changed=n_changed)
     assert tuple(curve.sizes) == SIZES
     ratios = [curve.at(n) / curve.at(1) for n in SIZES]
     assert ratios == pytest.approx([0.5 + 0.5 * n for n in SIZES], rel=0.02)
-    assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
-    assert curve.record_seconds / curve.at(1) == pytest.approx(machine.record / 1e-3, rel=0.05)
+    switch = machine.switch + machine.record
+    assert curve.switch_seconds / curve.at(1) == pytest.approx(switch / 1e-3, rel=0.05)
 
 
 def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
@@ -234,12 +225,12 @@ def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stalls", "milliseconds"), [((14,), (1.0, 1.5, 2.5)), ((13, 14), (1.0, 1.5, 1.0))]
+    ("stalls", "milliseconds"), [((11,), (1.0, 1.5, 2.5)), ((11, 12), (1.0, 1.5, 1.0))]
 )
 def test_a_stall_of_single_rows_does_not_make_larger_batches_free(
     stalls: tuple[int, ...], milliseconds: tuple[float, ...]
 ) -> None:
-    # One or both of the rows that four rows are compared with, in the only round.
+    # One or both of the rows that four rows may be compared with, in the only round.
     curve = measure_curve(Machine(stalls=stalls).decode, (1, 2, 4), budget_seconds=0.04)
     assert curve.seconds == pytest.approx([1e-3 * time for time in milliseconds])
 
@@ -350,7 +341,7 @@ def test_a_disturbed_measurement_is_repeated_up_to_three_times_and_not_kept(
     context: Any = Clocked(busy=busy)
     use_clock(monkeypatch, context)
     cost = measure(context, budget_seconds=3.0)
-    assert cost.near.at(8) / cost.near.at(1) == pytest.approx(8)  # disturbed, it seems 48
+    assert cost.near.at(8) / cost.near.at(1) == pytest.approx(8)  # it seems 48 if disturbed
     assert context.now == pytest.approx(seconds, rel=0.3)
     learnt.save(tmp_path / "learnt.json", {}, cost, "", {})
     assert ("cost" in learnt.load(tmp_path / "learnt.json")) == (busy < 99.0)
