@@ -17,7 +17,11 @@ from app.api.service import SAMPLING, Service
 from app.api.switching import Models
 from app.cli import FAILED, VERSION, without_traceback
 from app.guard import is_loopback, name_of
+from app.page.chats import Chats
+from app.page.owners import Owners
+from app.page.routes import add_routes
 from app.server import PORTS, address, bind, endpoint, guard, serve
+from app.store import StoreError
 from app.worker.backend import Backend
 from app.worker.messages import Failed, ModelSpec
 from app.worker.remote import RemoteBackend
@@ -167,6 +171,7 @@ def parse_flags(
         help="free the model's memory when no request has come for so long; the next one loads it "
         "again (only without the page)",
     )
+    add("--chats", metavar="FILE", help="keep chats in FILE (default: in the user's data folder)")
     add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
     if flags.port is not None and not 1 <= flags.port <= 65535:
@@ -267,8 +272,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
     is_ending = threading.Event()
     loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
     loading.start()
+    chats: Chats | None = None
     try:
-        url = _listen(backend, spec, flags)
+        url, chats = _listen(backend, spec, flags)
         if flags.no_page:  # the page opens at once, and shows the load or why it failed
             while loading.is_alive():
                 loading.join(0.1)
@@ -291,13 +297,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         if is_main_thread:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if chats is not None:
+            chats.close()
         if not backend.close():
             print("The engine does not respond; exiting anyway", file=sys.stderr, flush=True)
             os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
-def _listen(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> str:
-    """Start the server; return its address."""
+def _listen(
+    backend: Backend, spec: ModelSpec, flags: argparse.Namespace
+) -> tuple[str, Chats | None]:
+    """Start the server; return its address, and the page's chats if it has the page."""
     try:
         listening = bind(flags.host, flags.port)
     except OSError:
@@ -318,8 +328,13 @@ def _listen(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> str
             idle_seconds=flags.unload_after,
         ),
     )
-    app, url = endpoint(service), address(flags.host, listening)
+    app, url, chats = endpoint(service), address(flags.host, listening), None
     if not flags.no_page:
+        try:
+            chats = Chats(backend, flags.chats)
+        except StoreError as error:
+            sys.exit(f"error: {error}")
+        add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
         from app.page.ui import build, mount  # Gradio takes seconds to import
 
         mount(app, build(backend, spec, flags.method))
@@ -331,7 +346,7 @@ def _listen(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> str
         page=not flags.no_page,
     )
     serve(guarded, listening)
-    return url
+    return url, chats
 
 
 def _check_host(host: str) -> None:

@@ -2,8 +2,8 @@
 
 Other sites must not reach this server through the user's browser. ``Host`` must be a name of this
 server, or a site could point its own name here (DNS rebinding). ``Origin``, if sent, must be this
-server's or allowed; for the endpoint, one of this machine's will do. Of Gradio's routes, only those
-that the page uses are open. Request bodies are limited.
+server's or allowed; for the endpoint, one of this machine's will do, but not for the page and its
+chats. Of Gradio's routes, only those that the page uses are open. Request bodies are limited.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 LARGEST_BODY = 64 * 2**20  # bytes
 
 API = "/gradio_api/"
+# The page's own routes, of which the app says which methods they take.
+CHATS = "/page/"
 # What the page asks for, of all that Gradio serves: files, uploads, deep links and more are closed.
 PAGE = re.compile(
     r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+"
@@ -220,12 +222,12 @@ class Guard:
         """Headers that let a browser give the answer to a page of another, allowed origin."""
         headers = Headers(scope=scope)
         origin = headers.get("origin", "")
-        if not origin or not self._names.allow_origin(origin, not self._is_page(scope["path"])):
+        if not origin or not self._names.allow_origin(origin, self._is_endpoint(scope["path"])):
             return {}
         return {
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
-            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+            "Access-Control-Allow-Methods": "GET, POST, PATCH, DELETE, OPTIONS",
             "Vary": "Origin",
         }
 
@@ -248,7 +250,7 @@ class Guard:
             return Response(headers={"Allow": ", ".join(sorted(methods or ("GET", "OPTIONS")))})
         if origin is not None and not (
             self._names.is_own_origin(origin, host)
-            or self._names.allow_origin(origin, not self._is_page(path))
+            or self._names.allow_origin(origin, self._is_endpoint(path))
         ):
             return self._answer(
                 scope,
@@ -263,7 +265,7 @@ class Guard:
             refused = self._answer(
                 scope, 401, "This server needs its API key: send it as “Authorization: Bearer KEY”."
             )
-            if self._is_page(path):
+            if not self._is_endpoint(path):
                 refused.headers["WWW-Authenticate"] = 'Basic realm="the API key as the password"'
             return refused
         if method in methods or self._serves_page(method, path):
@@ -277,7 +279,11 @@ class Guard:
         hint = f"Did you mean {near[0]}?" if near else "docs/endpoint.md lists its addresses."
         return self._answer(scope, 404, f"This server has no address {path!r:.100}. {hint}")
 
+    def _is_endpoint(self, path: str) -> bool:
+        return not (self._is_page(path) or re.sub("/+", "/", path).startswith(CHATS))
+
     def _is_page(self, path: str) -> bool:
+        """Whether Gradio serves it."""
         return self._has_page and (path in POSTS or PAGE.fullmatch(path) is not None)
 
     def _serves_page(self, method: str, path: str) -> bool:

@@ -390,7 +390,7 @@ def n_kept(
     return max([n_tokens for n_tokens, _ in saved if n_tokens <= n], default=0)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common prefix."""
     n = 0
     for x, y in zip(a, b, strict=False):

@@ -149,4 +149,4 @@ def step(
             if text in pieces:
                 text.take_piece(output)
             else:
-                text.deliver(text.accept(output, seconds), len(texts))
+                text.deliver(text.accept(output, seconds, len(rows)), len(texts))

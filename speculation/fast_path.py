@@ -11,6 +11,7 @@ from statistics import median
 
 from batching.clock import now
 from speculation.drafter import PlainSteps
+from speculation.steps import RecordedStep
 from speculation.text import FRAME_SECONDS, Emitted, Text
 
 
@@ -42,11 +43,18 @@ def run_plain(text: Text, is_wanted: Callable[[], bool] = lambda: False) -> None
     if reason is None and cache.n_past >= n_ctx:
         reason = "context"
     decoding = sum(steps.seconds)
-    phases["draft"] += began - start + observed - decoded
+    drafting, verifying = began - start + observed - decoded, decoded - began - decoding
+    phases["draft"] += drafting
     phases["decode"] += decoding
-    phases["verify"] += decoded - began - decoding
+    phases["verify"] += verifying
     stats.add_plain(len(steps.tokens))
     stats.decode_seconds += now() - start
+    if text.request.record:
+        n = len(steps.tokens)
+        text.steps += [
+            RecordedStep(drafting / n, seconds, verifying / n, 1, bonus=token)
+            for token, seconds in zip(*steps, strict=True)
+        ]
     text.deliver(Emitted(steps.tokens, 0, reason))
     if failure is not None:
         raise failure

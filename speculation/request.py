@@ -18,6 +18,7 @@ class Request:
     max_tokens  None = no limit; with 0 the prompt is read into the cache, and nothing is generated
     opening     the opening mark of the reasoning if the prompt ends with it; else empty
     reuse       whether what is cached of the prompt is taken over
+    record      whether the text keeps its steps
     scored      called in the engine's thread with the log probabilities of the prompt's next tokens
                 as they are read, the second first; ``logprobs`` says of how many likely tokens, too
     """
@@ -35,6 +36,7 @@ class Request:
     memory: str | None = ""
     opening: str = ""
     reuse: bool = True
+    record: bool = False
     scored: Callable[[Sequence[TokenLogprobs]], object] | None = None
 
     def __post_init__(self) -> None:

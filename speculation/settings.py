@@ -36,6 +36,8 @@ class Settings(TypedDict, total=False):
                 the file to edit: methods ``auto`` and ``prediction`` draft from it
     memory      the memory that ``suffix`` and ``auto`` draft from and add to: "" is the engine's,
                 another name is that of one client, None is none
+    record      keep each step in ``Text.steps``: its drafts, who drafted them, which were accepted,
+                and the time of its phases
     """
 
     method: str | Method | MethodSpec
@@ -48,6 +50,7 @@ class Settings(TypedDict, total=False):
     post_sampling: bool
     prediction: str | Sequence[int]
     memory: str | None
+    record: bool
 
 
 # What other programs call these settings.

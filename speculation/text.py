@@ -29,6 +29,7 @@ from speculation.drafter import DraftBudget, Drafter, Method, PlainSteps, Requir
 from speculation.request import Request
 from speculation.sampling import RecordingSampler, TokenLogprobs
 from speculation.stats import Stats
+from speculation.steps import Draft, RecordedStep, drafts_of
 from speculation.structure import Structure
 from speculation.system.channel import Channel
 from speculation.verify import Match, Verifier
@@ -101,6 +102,7 @@ class Text:
                    ``context`` (full) or ``cancelled``; None while it runs or after an error
     error          what ended it instead
     logprobs       of ``token_ids``, in order, if the request asks for them; perhaps of a few more
+    steps          in order, if the request asks for them
 
     For the engine's thread:
 
@@ -133,6 +135,7 @@ class Text:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self.logprobs: list[TokenLogprobs] = []
+        self.steps: list[RecordedStep] = []
         self.submitted = now()
         self.is_cancelled = False
         self.has_ended = False
@@ -487,11 +490,15 @@ class Text:
         self._build_seconds = now() - start
         return rows
 
-    def accept(self, output: Output, decode_seconds: float) -> Emitted:
-        """Verify the decoded tree, commit the accepted path, and let the drafters learn."""
+    def accept(self, output: Output, decode_seconds: float, n_texts: int = 1) -> Emitted:
+        """Verify the decoded tree, commit the accepted path, and let the drafters learn.
+
+        The decode had rows of ``n_texts``.
+        """
         if self.is_plain_step:
-            return self._accept_plain(output, decode_seconds)
+            return self._accept_plain(output, decode_seconds, n_texts)
         cache, stats, tree, rows = self.cache, self.stats, self.tree, self._rows
+        drafts = self._drafts() if self.request.record else ()  # before the structure goes on
         start, n_past = now(), self.cache.n_past
         path, bonus = self.verifier.verify(tree, output, self._sampler)
         step = Step(tree, output, path, bonus, decode_seconds)
@@ -520,9 +527,18 @@ class Text:
             phases["verify"] += verified - start
             phases["commit"] += committed - verified
         stats.add_step(tree, path, n, emitted.n_drafted)
+        if self.request.record:
+            accepted = [node - 1 for node in path[1 : n + 1]]
+            last = bonus if n == len(path) else None
+            spent = (proposing, decode_seconds, end - start)
+            self.steps.append(RecordedStep(*spent, len(rows), n_texts, drafts, accepted, last))
         return emitted
 
-    def _accept_plain(self, output: Output, decode_seconds: float) -> Emitted:
+    def _drafts(self) -> Sequence[Draft]:
+        forced = self.structure.forced(len(self.tree)) if self.structure is not None else ()
+        return drafts_of(self.tree, self.method.name, forced)
+
+    def _accept_plain(self, output: Output, decode_seconds: float, n_texts: int) -> Emitted:
         cache, stats, start = self.cache, self.stats, now()
         cache.tokens.append(self.tokens[-1])
         token = self.sample(output, 0)
@@ -537,6 +553,9 @@ class Text:
         stats.decode_seconds += end - self.started
         stats.phase_seconds["decode"] += decode_seconds
         stats.phase_seconds["verify"] += end - start
+        if self.request.record:
+            spent = (0.0, decode_seconds, end - start)
+            self.steps.append(RecordedStep(*spent, 1, n_texts, bonus=token))
         return Emitted([token], 0, reason)
 
     # Handing out tokens

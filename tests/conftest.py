@@ -51,10 +51,12 @@ def ctrl_c() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Costs measured in tests stay out of the user's cache; started programs inherit this."""
+    """Costs measured in tests stay out of the user's cache, and chats out of the user's data;
+    started programs inherit this."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SPECULATION_CACHE", str(folder))
+        patched.setenv("XDG_DATA_HOME", str(folder / "data"))
         yield folder
 
 

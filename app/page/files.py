@@ -1,4 +1,4 @@
-"""Text files attached to a message: how the model reads them and how the browser sends them.
+"""Files attached to a message: how the model reads them and how the browser sends them.
 
 Knows nothing of conversations, Gradio or HTML.
 """
@@ -9,8 +9,13 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from typing import Any
 
+from pypdf import PdfReader
+from pypdf.errors import PyPdfError
+
+MOST_TEXT = 1_000_000  # characters of a PDF
 _FENCES = re.compile("`{3,}")
 
 
@@ -35,6 +40,30 @@ def _quoted(file: File) -> str:
     """The file's name and a code block whose fence is longer than any in its text."""
     fence = "`" * (1 + max((len(found) for found in _FENCES.findall(file.text)), default=2))
     return f"{file.name}:\n{fence}\n{file.text}\n{fence}\n\n"
+
+
+class UnreadableFile(Exception):
+    """A file whose text cannot be read. The message is for the user."""
+
+
+def text_of_pdf(name: str, data: bytes) -> str:
+    """The text of a PDF, page by page. Raises UnreadableFile."""
+    found: list[str] = []
+    try:
+        for page in PdfReader(BytesIO(data)).pages:
+            found.append(page.extract_text().strip())
+            if sum(map(len, found)) > MOST_TEXT:
+                raise UnreadableFile(
+                    f"{name} has more than {size_of(' ' * MOST_TEXT)} of text. Attach a part of it."
+                )
+    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableFile(f"{name} cannot be read as a PDF: {error}") from error
+    text = "\n\n".join(filter(None, found))
+    if not text:
+        raise UnreadableFile(
+            f"{name} has no text; its pages may be pictures. Models here read text."
+        )
+    return text
 
 
 def read_files(data: Iterable[Any]) -> tuple[File, ...]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from markdown_it import MarkdownIt, rules_block, rules_inline
@@ -43,17 +43,23 @@ class Marks:
 
     runs: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=lambda: [0])
+    _is_drafted: bool = field(default=False, repr=False)  # the last token
 
     @classmethod
     def of(cls, pieces: Iterable[tuple[str, bool]]) -> Marks:
         marks = cls()
-        for drafted, group in groupby(pieces, key=lambda piece: piece[1]):
-            texts = [text for text, _ in group]
-            run = len(marks.sizes) if drafted else 0
-            if drafted:
-                marks.sizes.append(len(texts))
-            marks.runs += [run] * sum(map(len, texts))
+        for text, is_drafted in pieces:
+            marks.add(len(text), is_drafted)
         return marks
+
+    def add(self, n_characters: int, is_drafted: bool, n_tokens: int = 1) -> None:
+        """Add tokens to the end of the text."""
+        if is_drafted and not self._is_drafted:
+            self.sizes.append(0)
+        self._is_drafted = is_drafted
+        if is_drafted:
+            self.sizes[-1] += n_tokens
+        self.runs += [len(self.sizes) - 1 if is_drafted else 0] * n_characters
 
     def run_at(self, offset: int) -> int:
         """The run of a character; 0 beyond the text, where completion added some."""
@@ -70,23 +76,50 @@ class Marks:
 
 def render(text: str, marks: Marks | None = None, at: int = 0) -> str:
     """A text as HTML; ``at`` is its offset in the text that the marks belong to."""
+    return "".join(render_blocks(text, marks, at))
+
+
+def render_blocks(text: str, marks: Marks | None = None, at: int = 0) -> list[str]:
+    """The blocks of a text as HTML: paragraphs, lists, blocks of code and so on."""
     env: Env = {"marks": marks, "at": at}
-    return str(_markdown.render(_with_newlines(text), env))
+    return _blocks(_markdown.parse(_with_newlines(text), env), env)
+
+
+def _blocks(tokens: Sequence[Token], env: Env) -> list[str]:
+    found, start = [], 0
+    for end, token in enumerate(tokens, 1):
+        if token.level == 0 and token.nesting <= 0:
+            found.append(_markdown.renderer.render(tokens[start:end], _markdown.options, env))
+            start = end
+    return found
 
 
 class Growing:
-    """Renders a growing text. Blocks that can no longer change are rendered only once."""
+    """Renders a growing text. Blocks that can no longer change are rendered only once.
+
+    blocks  as HTML, as ``update`` found them last
+    """
 
     def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._settled = ""  # the source of the blocks that can no longer change
-        self._html = ""  # those blocks as HTML
+        self._n_settled = 0  # the number of these blocks
         self._references: dict[str, Any] = {}
 
     def render(self, text: str, marks: Marks, at: int = 0) -> str:
         """The whole text as HTML; it may have grown since the last call."""
+        self.update(text, marks, at)
+        return "".join(self.blocks)
+
+    def update(self, text: str, marks: Marks, at: int = 0) -> int | None:
+        """Render the text, which may have grown. Returns the number of the first block that
+        changed, came or went; None if all are as before."""
         text = _with_newlines(text)
         if not text.startswith(self._settled):
-            self.__init__()  # type: ignore[misc]
+            self._begin_anew()
         begin = len(self._settled)
         tail = text[begin:]
         env: Env = {
@@ -98,14 +131,20 @@ class Growing:
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
         if begin and env["references"] != self._references:
-            self.__init__()  # type: ignore[misc]  # earlier links may now have a target
-            return self.render(text, marks, at)
+            self._begin_anew()  # earlier links may now have a target
+            return self.update(text, marks, at)
+        n_settled = self._n_settled
         cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - at - begin))
         if cut:
-            self._html += _markdown.renderer.render(tokens[:cut], _markdown.options, env)
+            self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
             self._settled = text[: begin + end]
             self._references = env["references"]
-        return self._html + str(_markdown.renderer.render(tokens[cut:], _markdown.options, env))
+        before, now = self.blocks[n_settled:], _blocks(tokens, env)
+        self.blocks[n_settled:] = now
+        if before == now:
+            return None
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
+        return n_settled + len(list(same))
 
     @staticmethod
     def _cut(tokens: Sequence[Token], tail: str, limit: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from speculation.chat.tool_format import GENERIC, ToolFormat
 from speculation.registry import default_model
@@ -142,6 +142,7 @@ class ChatRequest:
     predict_seconds  after so long from the first token on, a new line ends the reply; 0: never
     n_indent    spaces or tabs that a line after the first must begin with; one with fewer ends the
                 reply, and is not in it
+    record      whether the reply's steps come with its tokens, and ``Done`` has ``decode_ms``
     """
 
     id: str
@@ -170,6 +171,7 @@ class ChatRequest:
     echo: str | None = None
     predict_seconds: float = 0.0
     n_indent: int = 0
+    record: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,41 @@ class Tokens:
     chances: tuple[tuple[Chance, tuple[Chance, ...]], ...] = ()
 
 
+class Node(NamedTuple):
+    """A draft of a step, as ``speculation.steps.Draft``: its token as text.
+
+    A token by itself may be half a character; it is then "\\ufffd".
+    """
+
+    parent: int
+    piece: str
+    source: str
+
+
+class StepRecord(NamedTuple):
+    """A step of a reply, as ``speculation.steps.RecordedStep``, with tokens as texts.
+
+    bonus  the token that the model added; empty if the text ended before it or with it
+    """
+
+    draft_ms: float
+    decode_ms: float
+    accept_ms: float
+    n_rows: int
+    n_texts: int
+    nodes: tuple[Node, ...]
+    path: tuple[int, ...]
+    bonus: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps that made the tokens of the next ``Tokens``, or of a part of them, if the request
+    asks for them. The first of a reply also decodes the end of the prompt."""
+
+    records: tuple[StepRecord, ...]
+
+
 @dataclass(frozen=True)
 class PromptTokens:
     """The next tokens of the prompt. ``chances`` as in ``Tokens``."""
@@ -252,6 +289,8 @@ class Done:
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
     stop_string    the stop string that ended it; empty if none did
     prompt         as the model reads it, if the request asks for it
+    decode_ms      milliseconds that a decode of 1, 2, … rows takes at the reply's end, as learnt so
+                   far, if the request asks for its steps; empty if that is not known
     """
 
     finish_reason: str
@@ -268,6 +307,7 @@ class Done:
     decode_seconds: float = 0.0
     stop_string: str = ""
     prompt: str = ""
+    decode_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -399,6 +439,7 @@ Event = (
     | Prefill
     | Opening
     | PromptTokens
+    | Steps
     | Tokens
     | Loaded
     | Done

@@ -76,6 +76,7 @@ def prepared(
         opening=prompt.opening,
         memory=request.memory,
         reuse=request.reuse,
+        record=request.record,
         scored=scored,
     )
 

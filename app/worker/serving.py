@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,13 @@ from app.worker.messages import (
     Embed,
     LoadedModel,
     ModelSpec,
+    Node,
     Prefill,
     Question,
     Report,
     Status,
+    StepRecord,
+    Steps,
     Tokens,
 )
 from app.worker.preparation import answer_to, chances, embedded, prepared, shown_prompt
@@ -39,6 +42,7 @@ from batching.watched import GivenUp, until
 from speculation.chat.detokenizer import Token
 from speculation.engine import Engine
 from speculation.sampling import TokenLogprobs
+from speculation.steps import RecordedStep
 from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
@@ -46,6 +50,7 @@ MOST_WAITING = 256  # requests without a slot; more are refused
 THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2}
 LARGE = 2**18  # bytes of a request; it may take long, and the others do not wait for it
 HOLD_SECONDS = 30.0
+_MOST_ROWS = 8  # whose cost ``Done`` tells
 
 
 class Serving:
@@ -267,9 +272,13 @@ class Serving:
         job.text = text = engine.start(asked)
         if job.is_cancelled:
             text.cancel()
-        released = iter(text.logprobs)
+        released, n_steps = iter(text.logprobs), 0
 
         def take(item: list[Token] | Exception | None) -> None:
+            nonlocal n_steps
+            if len(text.steps) > n_steps:
+                job.emit(_steps(engine.model, text.steps[n_steps:]))
+                n_steps = len(text.steps)
             if isinstance(item, list):
                 job.emit(_tokens(engine.model, item, islice(released, len(item))))
                 return
@@ -278,7 +287,8 @@ class Serving:
             else:
                 if job.has_begun:
                     self._totals = _added(self._totals, text)
-                job.emit(_done(text, self.status.model, prompt))
+                decode_ms = _decode_ms(engine, text) if request.record else ()
+                job.emit(_done(text, self.status.model, prompt, decode_ms))
             self._forget(job)
 
         text.forward(take)
@@ -290,6 +300,36 @@ def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -
         tuple(token.id for token in tokens),
         tuple(chances(model, token.id, one) for token, one in zip(tokens, found, strict=False)),
     )
+
+
+def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
+    def piece(token: int) -> str:
+        return model.piece(token).decode("utf-8", "replace")
+
+    return Steps(
+        tuple(
+            StepRecord(
+                round(1e3 * step.draft_seconds, 3),
+                round(1e3 * step.decode_seconds, 3),
+                round(1e3 * step.accept_seconds, 3),
+                step.n_rows,
+                step.n_texts,
+                tuple(Node(one.parent, piece(one.token), one.source) for one in step.drafts),
+                tuple(step.path),
+                "" if step.bonus is None or step.bonus in model.ends else piece(step.bonus),
+            )
+            for step in steps
+        )
+    )
+
+
+def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
+    """Milliseconds of a decode of 1, 2, … rows at the end of a text, if they are known."""
+    cost = engine.resources.known_cost
+    if cost is None:
+        return ()
+    curve = cost.curve(len(text.tokens))
+    return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
 
 
 _SUMS = "n_reused n_tokens n_steps n_drafted n_accepted prefill_seconds decode_seconds".split()
@@ -311,7 +351,7 @@ def _added(totals: Report, text: Text) -> Report:
     )
 
 
-def _done(text: Text, model: LoadedModel | None, prompt: str) -> Done:
+def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]) -> Done:
     counts = {name: getattr(text.stats, name) for name in ("n_prompt", "n_first", *_SUMS)}
     return Done(
         text.finish_reason or "stop",
@@ -319,5 +359,6 @@ def _done(text: Text, model: LoadedModel | None, prompt: str) -> Done:
         model,
         stop_string=text.stop_string,
         prompt=prompt,
+        decode_ms=decode_ms,
         **counts,
     )

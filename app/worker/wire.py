@@ -12,7 +12,7 @@ To the engine's process:
     kind          asks for
     ------------  --------------------------------------------------------------------
     model_spec    a model in place of the loaded one: waiting, loading … loaded, failed
-    chat_request  a reply: waiting, left_out, opening, prompt_tokens, prefill, tokens …
+    chat_request  a reply: waiting, left_out, opening, prompt_tokens, prefill, steps, tokens …
                   done, failed
     tokenize      answer or failed, as the next three
     detokenize
@@ -32,6 +32,7 @@ From it:
     opening       the reply starts with reasoning
     prompt_tokens  more of the prompt's tokens, with their probabilities
     prefill       the prompt's progress
+    steps         how the next tokens came about, if that is asked for
     tokens        more of the reply
     loaded        the end of a load …
     done          … of a reply …
@@ -60,7 +61,7 @@ from app.worker import messages as m
 _QUESTIONS = (m.Tokenize, m.Detokenize, m.Render, m.Embed, m.Unload)
 _TO_ENGINE = (m.ModelSpec, m.ChatRequest, *_QUESTIONS, m.Cancel, m.Close)
 _BEGIN = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.PromptTokens, m.Prefill)
-_EVENTS = (*_BEGIN, m.Tokens, *m.LAST)
+_EVENTS = (*_BEGIN, m.Steps, m.Tokens, *m.LAST)
 _PUBLISHED = (m.Status, m.Report, m.Beat)
 _KINDS: dict[Any, str] = {
     each: re.sub("(?<=.)([A-Z])", r"_\1", each.__name__).lower()
@@ -168,6 +169,9 @@ def _maker(hint: Any) -> Callable[[Any], Any] | None:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is bytes:
         return base64.b64decode
+    if origin is None and isinstance(hint, type) and issubclass(hint, tuple):  # with names
+        by_field = [_maker(field) or _same for field in get_type_hints(hint).values()]
+        return lambda values: hint(*_items(by_field, values))
     if is_dataclass(hint):
         return partial(_made, hint)
     if origin in (Union, UnionType):  # of a dataclass and None, or of what JSON has

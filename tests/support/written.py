@@ -30,9 +30,10 @@ class WrittenText(Text):
         n_tokens: int = NO_LIMIT,
         verifier: Verifier | None = None,
         cache: SequenceCache | None = None,
+        record: bool = False,
     ) -> None:
         most = None if n_tokens == NO_LIMIT else n_tokens
-        request = Request(tuple(prompt), parse_method("ar"), max_tokens=most)
+        request = Request(tuple(prompt), parse_method("ar"), max_tokens=most, record=record)
         super().__init__(request, FakeReply(n_tokens))
         self.emitted: list[Emitted] = []
         sampler = sampler or FakeSampler(0, 0)

@@ -26,6 +26,7 @@ from app.worker.messages import (
     ModelSpec,
     Prefill,
     Status,
+    Steps,
     Tokenize,
     Tokens,
     Waiting,
@@ -111,6 +112,30 @@ def test_characters_that_span_tokens_arrive_whole(backend: LocalBackend) -> None
         events = list(backend.reply(request("hi", method=method, sampling=sampling)))
         assert text_of(events) == "naïve 漢字 😀!"
         assert all("\ufffd" not in text_of([event]) for event in events)
+
+
+def test_the_steps_of_a_reply_come_with_its_tokens_if_they_are_asked_for(
+    backend: LocalBackend,
+) -> None:
+    sampling = {"grammar": 'root ::= "a😀"'}
+    asked = request("a", method="prompt-lookup", sampling=sampling, record=True)
+    events = list(backend.reply(asked))
+    *_, done = events
+    assert isinstance(done, Done)
+    kinds = [type(event) for event in events if isinstance(event, Steps | Tokens)]
+    assert kinds[::2] == [Steps] * (len(kinds) // 2)
+    records = [one for event in events if isinstance(event, Steps) for one in event.records]
+    assert len(records) == done.n_steps
+    pieces: list[str] = []
+    for record in records:
+        pieces += [record.nodes[node].piece for node in record.path]
+        pieces += [record.bonus] * bool(record.bonus)
+        assert {node.source for node in record.nodes} <= {"structure"}
+    # A token by itself has a part of the character alone.
+    assert "".join(pieces).startswith("a\ufffd\ufffd\ufffd\ufffd")
+    assert sum(len(record.path) for record in records) == done.n_accepted > 0
+    events = list(backend.reply(dataclasses.replace(asked, record=False)))
+    assert not any(isinstance(event, Steps) for event in events)
 
 
 def test_a_reply_that_is_stopped_or_abandoned_leaves_the_model_ready(

@@ -25,6 +25,8 @@ def example(hint: Any, text: str = 'a "😀" \ud800\n') -> Any:
         return hint(**{item.name: example(hints[item.name]) for item in fields(hint)})  # type: ignore[operator]
     if origin in (Union, UnionType):
         return example(arguments[0])
+    if origin is None and issubclass(hint, tuple):  # with names
+        return hint(*map(example, get_type_hints(hint).values()))
     if origin is tuple:
         parts = arguments[:1] * 2 if arguments[-1] is ... else arguments
         return tuple(map(example, parts))

@@ -1,0 +1,271 @@
+"""Replies as jobs of the server: they go on whether or not a page shows them.
+
+A job follows the events of one reply, publishes what changed and saves the text twice a second.
+It runs in the server's event loop; the store is used in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.api.errors import ApiError
+from app.page import outcome, steps
+from app.page.feed import Feed
+from app.page.prompt import Prompt
+from app.page.reply import Reply
+from app.page.turns import Mark, Shown, reply_fields
+from app.store import NoSuchChat, Store, StoreError
+from app.store.records import State
+from app.worker.backend import Backend
+from app.worker.events import Events
+from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps
+from speculation.drafter import BASELINE
+
+log = logging.getLogger(__name__)
+
+SHOW_SECONDS = 0.1  # between updates; more of them would keep a slow page busy
+SAVE_SECONDS = 0.5
+CLOSE_SECONDS = 5.0
+BUSY = "This chat's last reply is still being written. Wait for its end, or stop it."
+
+
+@dataclass
+class Job:
+    """A reply that is being generated.
+
+    records  its steps so far
+    trouble  why it could not be saved; empty if it could
+    """
+
+    owner: str
+    store: Store
+    chat: str
+    turn: int
+    reply: Reply
+    prompt: Prompt
+    request: ChatRequest
+    records: list[StepRecord] = field(default_factory=list)
+    shown: Shown = field(default_factory=Shown)
+    trouble: str = ""
+    events: Events | None = None
+    is_stopping: bool = False
+    is_over: bool = False
+    has_unsaved: bool = False
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._begins_at = len(self.reply.text)
+        self._left_out = self.reply.left_out
+
+    def take(self, event: Event | Exception | None) -> None:
+        """Update the reply; the event may be the last one."""
+        if self.is_over:
+            return
+        if event is None or isinstance(event, Exception):
+            event = Failed(str(event or "The reply ended without a result."))
+        if isinstance(event, Steps):
+            self.records += event.records
+            return
+        self.reply.take(event)
+        if isinstance(event, Failed) and len(self.reply.text) == self._begins_at:
+            self.reply.left_out = self._left_out  # no prompt was read
+        self.reply.reads_from = self.prompt.first_read(self.reply.left_out)
+        self.is_over = isinstance(event, LAST)
+        self.has_unsaved = True
+        self.changed.set()
+
+    @property
+    def mark(self) -> Mark:
+        """The turn that the prompt begins with, if it leaves some out, and the context's size."""
+        return self.reply.reads_from, self.reply.left_out.n_ctx
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields of the turn, as they were published last."""
+        return {**self.fields("running"), **self.shown.blocks()}
+
+    def fields(self, state: str) -> dict[str, Any]:
+        """Fields of the turn beside its blocks."""
+        found = reply_fields(self.reply, state)
+        return {**found, "error": self.trouble} if self.trouble else found
+
+
+class Jobs:
+    """The running replies, at most one a chat."""
+
+    def __init__(
+        self, backend: Backend, feed: Feed, on_end: Callable[[Job], Awaitable[None]]
+    ) -> None:
+        """``on_end`` is called when a reply has ended and is saved."""
+        self._backend = backend
+        self._feed = feed
+        self._on_end = on_end
+        self._jobs: dict[str, Job] = {}  # by chat
+        self._reserved: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._plain_speeds: dict[int, float] = {}  # tokens per second, by the model's load
+        self._is_closed = False
+
+    def of(self, chat: str) -> Job | None:
+        return self._jobs.get(chat)
+
+    def running(self, chat: str) -> int | None:
+        """The turn that is being generated in a chat."""
+        job = self._jobs.get(chat)
+        return job.turn if job is not None else None
+
+    @contextmanager
+    def reserved(self, chat: str) -> Iterator[None]:
+        """Nobody else starts a reply in this chat, or changes its turns. Raises ApiError (409) if
+        somebody does."""
+        if chat in self._jobs or chat in self._reserved:
+            raise ApiError(BUSY, 409)
+        self._reserved.add(chat)
+        try:
+            yield
+        finally:
+            self._reserved.discard(chat)
+
+    def start(self, job: Job) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs[job.chat] = job
+        task = asyncio.ensure_future(self._run(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self, turn: int) -> None:
+        """Stop the reply ``turn``, if it is being generated."""
+        for job in self._jobs.values():
+            if job.turn == turn:
+                job.is_stopping = True
+                if job.events is not None:
+                    job.events.close()
+
+    def close(self) -> None:
+        """Save the running replies as interrupted. Called at the server's end, from another
+        thread."""
+        if self._loop is not None:
+            closing = asyncio.run_coroutine_threadsafe(self._interrupt(), self._loop)
+            try:
+                closing.result(CLOSE_SECONDS)
+            except FutureTimeout:
+                log.error("the running replies could not be saved in time")
+
+    async def _interrupt(self) -> None:
+        self._is_closed = True
+        for job in list(self._jobs.values()):
+            await self._save(job, "interrupted")
+
+    async def _run(self, job: Job) -> None:
+        saving = asyncio.ensure_future(self._keep_saving(job))
+        try:
+            await self._follow(job)
+            await self._finish(job)
+        except Exception:
+            log.exception("a reply's job failed")
+        finally:
+            job.is_over = True
+            del self._jobs[job.chat]
+        if not self._is_closed:
+            self._publish(job, {"set": job.fields("done")})
+            await self._on_end(job)
+        await saving
+
+    async def _follow(self, job: Job) -> None:
+        """Show the reply until it ends."""
+        clock = asyncio.get_running_loop().time
+        job.events = self._backend.reply(job.request)
+        try:
+            job.events.hand_over(job.take)
+            notice, mark = job.reply.notice, job.mark
+            while not job.is_over:
+                await job.changed.wait()
+                job.changed.clear()
+                began = clock()
+                if job.reply.notice != notice:
+                    notice = job.reply.notice
+                    self._publish(job, {"set": {"notice": notice}})
+                self.move_mark(job.owner, job.chat, mark, job.mark)
+                mark = job.mark
+                for change in job.shown.update(job.reply):
+                    self._publish(job, change)
+                if not job.is_over:  # showing takes at most a fifth of the time
+                    await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
+        finally:
+            job.events.close()
+
+    async def _finish(self, job: Job) -> None:
+        """Say what came of the reply, and save it, however long that takes."""
+        kept_steps = await asyncio.to_thread(self._summed_up, job)
+        while (trouble := await self._save(job, "done")) and not self._is_closed:
+            if trouble != job.trouble:
+                job.trouble = trouble
+                self._publish(job, {"set": {"error": trouble}})
+            await asyncio.sleep(SAVE_SECONDS)
+        job.trouble = ""
+        if kept_steps and not self._is_closed:
+            with suppress(StoreError):  # the text is kept, and that is what counts
+                await asyncio.to_thread(job.store.save_steps, job.turn, kept_steps)
+
+    def _summed_up(self, job: Job) -> bytes:
+        """Say in the reply what came of its drafts; returns its steps as they are kept."""
+        reply, done = job.reply, job.reply.done
+        if done is None:
+            return b""
+        load = done.model.load if done.model is not None else 0
+        if done.method == BASELINE and done.decode_seconds >= outcome.LEAST_SECONDS:
+            self._plain_speeds[load] = outcome.speed(done)
+        found = outcome.outcome(
+            done,
+            job.records,
+            job.prompt.said,
+            plain_speed=self._plain_speeds.get(load, 0.0),
+            n_left_out=reply.left_out.n_turns,
+        )
+        reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
+        reply.cells = steps.cells(job.records)
+        return steps.pack(job.records, done.method) if job.records else b""
+
+    async def _keep_saving(self, job: Job) -> None:
+        while not job.is_over:
+            await asyncio.sleep(SAVE_SECONDS)
+            if job.has_unsaved and not job.is_over:
+                trouble, before = await self._save(job, "running"), job.trouble
+                if trouble != before and not job.is_over:
+                    job.trouble = trouble
+                    self._publish(job, {"set": {"error": trouble}})
+
+    async def _save(self, job: Job, state: State) -> str:
+        """Save the reply; returns why that failed, or nothing."""
+        async with job.saving:  # so that no older save comes after a newer one
+            if self._is_closed and state != "interrupted":
+                return ""
+            job.has_unsaved = False
+            kept = job.reply.text, job.reply.as_json(), state
+            try:
+                await asyncio.to_thread(job.store.save_reply, job.turn, *kept)
+            except NoSuchChat:
+                log.warning("turn %d was deleted while it was written", job.turn)
+            except StoreError as error:
+                job.has_unsaved = True
+                return str(error)
+            return ""
+
+    def move_mark(self, owner: str, chat: str, before: Mark, now: Mark) -> None:
+        """Publish that the prompt begins with another turn."""
+        if before == now:
+            return
+        for turn, n_ctx in ((before[0], 0), now):
+            if turn is not None:
+                data = {"chat": chat, "turn": turn, "set": {"left_out_here": n_ctx}}
+                self._feed.publish(owner, "turn", data)
+
+    def _publish(self, job: Job, change: Mapping[str, Any]) -> None:
+        self._feed.publish(job.owner, "turn", {"chat": job.chat, "turn": job.turn, **change})

@@ -1,0 +1,265 @@
+"""What came of a reply's drafts: a sentence for a newcomer, and the figures behind it. Pure.
+
+A speed-up is said only if both speeds were measured. That of plain decoding comes from the first of
+these that there is:
+
+- a plain run of the same request. Then the speed-up is measured
+- the plain steps of this reply, if there are LEAST_PLAIN: the median, without drafting. They were
+  taken on the same machine, in the same minute and at the same place of the context. The reply's
+  own time has its plain steps at their median, too, so that a pause in one of them does not count
+- the cost curve: a decode of one row, as learnt from this model's steps so far. That leaves out
+  sampling, so the speed-up that follows from it is a little too low
+- an earlier measurement with this model, of another text
+
+The last three are no runs of this text, so the sentence says "about".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import NamedTuple
+
+from app.page.steps import milliseconds, n_tokens
+from app.worker.messages import Done, StepRecord
+from speculation.drafter import BASELINE
+from speculation.stats import STRUCTURE, rate
+
+# In half a second, a pause of 20 ms changes a speed by 4%. What is said to be "about" so much needs
+# less.
+LEAST_COMPARED, LEAST_SECONDS = 64, 0.5  # tokens of a run, and its time
+LEAST_ABOUT, LEAST_ABOUT_SECONDS = 32, 0.1
+LEAST_PLAIN = 8  # plain steps
+CHECKED = 4  # tokens, whose cost is compared with that of one
+DEAR = 1.5  # times the cost of one: a reason to draft nothing
+LONG = 0.25  # of the time: a reason why a reply was slower
+
+# What became of a source's tokens. Those of others were "drafted by" them.
+_VERBS = {
+    "prediction": "copied from the expected text",
+    "recycling": "drafted from the model's earlier guesses",
+    "draft": "drafted by the draft model",
+    "mtp": "drafted by the model's own extra layers",
+    STRUCTURE: "given by the format",
+}
+_COPYING = ("prompt-lookup", "suffix")
+_ENDS = {"cancelled": "stopped", "length": "length limit", "context": "context full"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is said below a reply.
+
+    sentence  for a newcomer
+    figures   (label, value), for those who want to know more
+    """
+
+    sentence: str
+    figures: tuple[tuple[str, str], ...]
+
+
+def outcome(
+    done: Done,
+    records: Sequence[StepRecord] = (),
+    message: str = "",
+    *,
+    plain: Done | None = None,
+    plain_speed: float = 0.0,
+    n_left_out: int = 0,
+) -> Outcome:
+    """What to say of a reply that ended with ``done``.
+
+    records      its steps, or nothing if they were not recorded
+    message      what the user wrote, to tell what was copied from it
+    plain        the end of a plain run of the same request, if there was one
+    plain_speed  tokens per second of plain decoding with this model, measured earlier; 0 = unknown
+    n_left_out   how many earlier turns the prompt left out
+    """
+    known = _plain(done, records, plain, plain_speed)
+    return Outcome(
+        _sentence(done, records, message, known),
+        tuple(_figures(done, records, known, n_left_out)),
+    )
+
+
+def speed(done: Done) -> float:
+    """Tokens per second without the first step, which the time to first token covers."""
+    return rate(done.n_tokens, done.n_first, done.decode_seconds)
+
+
+class _Plain(NamedTuple):
+    """What is known of plain decoding.
+
+    ratio   how many times as fast the reply was
+    figure  its label and value
+    is_run  whether the same text was decoded
+    """
+
+    ratio: float
+    figure: tuple[str, str]
+    is_run: bool = False
+
+
+def _plain(
+    done: Done, records: Sequence[StepRecord], plain: Done | None, plain_speed: float
+) -> _Plain | None:
+    if plain is not None and plain.decode_seconds:
+        value = f"{_speed(speed(plain))} in a run of {_timed(plain)} tokens"
+        return _Plain(speed(done) / speed(plain), ("Plain decoding", value), is_run=True)
+    own = [one for one in records[1:] if one.n_rows == 1]
+    if len(own) >= LEAST_PLAIN:
+        step = median(one.decode_ms + one.accept_ms for one in own)
+        n = sum(map(n_tokens, records[1:]))
+        spent = len(own) * median(map(milliseconds, own))
+        spent += sum(milliseconds(one) for one in records[1:] if one.n_rows > 1)
+        value = f"{_ms(step)}, the median of {len(own)} in this reply"
+        return _Plain(n * step / spent, ("A plain step", value))
+    if done.decode_ms:
+        step = done.decode_ms[0]
+        value = f"{_ms(step)}, the learnt cost of a decode"
+        return _Plain(1e-3 * step * speed(done), ("A plain step", value))
+    if plain_speed:
+        value = f"{_speed(plain_speed)}, measured earlier with this model"
+        return _Plain(speed(done) / plain_speed, ("Plain decoding", value))
+    return None
+
+
+def _timed(done: Done) -> int:
+    return done.n_tokens - done.n_first
+
+
+def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _Plain | None) -> str:
+    if not done.n_tokens:
+        return "No tokens were written"
+    if done.method == BASELINE:
+        return "Plain decoding: one token a step, no drafts"
+    if not done.n_drafted:
+        return _no_drafts(done)
+    if done.n_accepted:
+        came = _accepted(done, records, message)
+    else:
+        came = f"none of {done.n_drafted} drafts was accepted"
+    if any(one.n_texts > 1 for one in records[1:]):
+        return f"Written beside other texts, so its speed-up is not known: {came}"
+    if plain is None:
+        return f"The speed of plain decoding is not known here: {came}"
+    n, seconds = (
+        (LEAST_COMPARED, LEAST_SECONDS) if plain.is_run else (LEAST_ABOUT, LEAST_ABOUT_SECONDS)
+    )
+    if _timed(done) < n or done.decode_seconds < seconds:
+        return f"Too short to tell a speed-up: {came}"
+    ratio, about = plain.ratio, "" if plain.is_run else "about "
+    if round(ratio, 1) == 1.0:
+        said = f"{about}as fast as plain decoding: {came}"
+    elif ratio > 1.0:
+        said = f"{about}{times(ratio)} as fast as plain decoding: {came}"
+    else:
+        why = _why_slower(done, records)
+        said = f"slower than plain decoding, {about}{times(ratio)} as fast: {why}"
+    return said[0].upper() + said[1:]
+
+
+def _why_slower(done: Done, records: Sequence[StepRecord]) -> str:
+    """Where the time went: into drafting if that took LONG of it, else into rejected drafts."""
+    spent = sum(map(milliseconds, records[1:]))
+    drafting = sum(one.draft_ms for one in records[1:])
+    if drafting > LONG * spent:
+        return f"drafting took {100 * drafting / spent:.0f}% of the time"
+    return f"{done.n_accepted} of {done.n_drafted} drafts were accepted"
+
+
+def times(ratio: float) -> str:
+    """A speed-up: "1.9×"."""
+    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×"
+
+
+def _no_drafts(done: Done) -> str:
+    if len(done.decode_ms) < CHECKED:
+        return "No drafts: none was likely enough"
+    ratio = _cost_of_checking(done)
+    costs = f"checking {CHECKED} tokens costs"
+    if ratio >= DEAR:
+        return f"No drafts: {costs} {ratio:.1f} times one here"
+    return f"No drafts: none was likely enough, though {costs} only {ratio:.1f} times one here"
+
+
+def _cost_of_checking(done: Done) -> float:
+    return done.decode_ms[CHECKED - 1] / done.decode_ms[0]
+
+
+def _accepted(done: Done, records: Sequence[StepRecord], message: str) -> str:
+    """How many tokens were accepted drafts, and where most of those came from."""
+    counts, n = _counts(records, message), done.n_accepted
+    of_all = f"{n} of {done.n_tokens} tokens {'was' if n == 1 else 'were'}"
+    # The steps are those of the whole reply, ``done`` is of its last part if it was continued.
+    if not counts or counts.total() != n:
+        return f"{of_all} drafted"
+    verb, most = counts.most_common(1)[0]
+    return f"{of_all} {verb}" if most == n else f"{of_all} drafted, {most} of them {verb}"
+
+
+def _counts(records: Sequence[StepRecord], message: str) -> Counter[str]:
+    """How many accepted drafts came from where."""
+    counts: Counter[str] = Counter()
+    last = ""  # the token before the step
+    for record in records:
+        path = [record.nodes[node] for node in record.path]
+        # A copy of the message has the token before it from there, too.
+        is_in_message = last + "".join(node.piece for node in path) in message
+        for node in path:
+            verb = _VERBS.get(node.source, f"drafted by {node.source}")
+            if node.source in _COPYING:
+                verb = f"copied from {'your message' if is_in_message else 'earlier text'}"
+            counts[verb] += 1
+        last = record.bonus or (path[-1].piece if path else last)
+    return counts
+
+
+def _figures(
+    done: Done, records: Sequence[StepRecord], plain: _Plain | None, n_left_out: int
+) -> list[tuple[str, str]]:
+    found = []
+    if speed(done):
+        found.append(("Speed", _speed(speed(done))))
+    if plain is not None and done.method != BASELINE:
+        found.append(plain.figure)
+    if done.n_steps:
+        found.append(("Tokens per step", f"{done.n_tokens / done.n_steps:.1f}"))
+    if done.n_drafted:
+        share = 100 * done.n_accepted / done.n_drafted
+        found.append(("Accepted", f"{done.n_accepted} of {done.n_drafted} drafts ({share:.0f}%)"))
+    by_source = Counter(one.nodes[node].source for one in records for node in one.path)
+    if by_source:
+        each = [f"{n} by {source}" for source, n in by_source.most_common()]
+        found.append(("Accepted drafts", ", ".join(each)))
+    if steps := records[1:]:
+        drafting = _ms(fmean(one.draft_ms for one in steps))
+        decoding = _ms(fmean(one.decode_ms for one in steps))
+        accepting = _ms(fmean(one.accept_ms for one in steps))
+        found.append(("A step", f"drafting {drafting}, decoding {decoding}, accepting {accepting}"))
+    if len(done.decode_ms) >= CHECKED:
+        found.append((f"Checking {CHECKED} tokens", f"{_cost_of_checking(done):.1f} times one"))
+    if done.n_tokens:
+        first = f"{done.prefill_seconds:.2f} s"
+        read = f"{done.n_prompt - done.n_reused} of {done.n_prompt} prompt tokens read"
+        found.append(("First token", f"after {first}, {read}"))
+    if done.model is not None:
+        # The last token of a full context is never decoded, so it has no cell.
+        n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)
+        found.append(("Context", f"{n_used} of {done.model.n_ctx} tokens"))
+    if n_left_out:
+        found.append(("Left out", f"{n_left_out} turn{'' if n_left_out == 1 else 's'}"))
+    if done.finish_reason in _ENDS:
+        found.append(("End", _ENDS[done.finish_reason]))
+    return found
+
+
+def _speed(tokens_per_second: float) -> str:
+    shown = f"{tokens_per_second:.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
+    return f"{shown} tokens/s"
+
+
+def _ms(spent: float) -> str:
+    return f"{spent:.1f} ms" if spent >= 1 else f"{spent:.2f} ms"

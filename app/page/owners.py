@@ -1,0 +1,50 @@
+"""Whose chats a request is for."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from fastapi import Request, Response
+
+from app.api.errors import ApiError
+from app.api.service import memory_of
+
+COOKIE = "speculation"
+_SECONDS = 400 * 24 * 3600  # browsers keep a cookie no longer
+
+
+class Owners:
+    """Finds the owner of a request.
+
+    If only one person can use the server, that is "" and needs no cookie: every browser shows the
+    same chats. With several API keys it is the key's hash, else that of a cookie.
+    """
+
+    def __init__(self, *, is_one: bool) -> None:
+        self._is_one = is_one
+
+    def of(self, http: Request) -> str:
+        """Raises ApiError for a browser that has no cookie yet."""
+        if self._is_one:
+            return ""
+        cookie = http.cookies.get(COOKIE)
+        if not memory_of(http) and not cookie:
+            raise ApiError(
+                "This browser has no cookie of this server yet. Ask for /page/state first, and "
+                "send the cookie that comes with the answer.",
+                403,
+            )
+        return memory_of(http) or _hash(str(cookie))
+
+    def greet(self, http: Request, response: Response) -> str:
+        """The same for a page that is being loaded, which gets a cookie if it needs one."""
+        if self._is_one or memory_of(http) or http.cookies.get(COOKIE):
+            return self.of(http)
+        made = secrets.token_urlsafe(24)
+        response.set_cookie(COOKIE, made, _SECONDS, httponly=True, samesite="strict")
+        return _hash(made)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""What the model reads: the turns of a chat's path as messages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.page.files import read_files, with_files
+from app.page.reply import Reply
+from app.store import Turn
+from app.worker.messages import LeftOut
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The messages, and the turns of the chat that a prompt may begin with.
+
+    starts  a turn for each that ``LeftOut`` counts
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+    starts: tuple[int, ...]
+
+    @property
+    def said(self) -> str:
+        """The last message of the user."""
+        return next(
+            (one["content"] for one in reversed(self.messages) if one["role"] == "user"), ""
+        )
+
+    def left_out(self, reads_from: int | None, n_ctx: int) -> LeftOut:
+        """What is left out so that the prompt begins with this turn; nothing if it is unknown."""
+        if reads_from not in self.starts:
+            return LeftOut()
+        return LeftOut(self.starts.index(reads_from), n_ctx)
+
+    def first_read(self, left_out: LeftOut) -> int | None:
+        """The turn that the prompt begins with; None if it leaves nothing out."""
+        return self.starts[left_out.n_turns] if left_out.n_turns else None
+
+
+def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
+    """The messages of a path, which ends with a message, or with a reply to continue.
+
+    Without reasoning, and without earlier messages that got no reply.
+    """
+    messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
+    starts: list[int] = []
+    waiting: Turn | None = None
+    for turn in path:
+        is_last = turn is path[-1]
+        if turn.role == "user":
+            waiting = turn
+            if not is_last:
+                continue
+        elif not (turn.text or is_last):
+            continue
+        if waiting is not None:
+            starts.append(waiting.id)
+            content = with_files(waiting.text, read_files(waiting.files))
+            messages.append({"role": "user", "content": content})
+            waiting = None
+        if turn.role == "assistant":
+            if not starts:  # a greeting
+                starts.append(turn.id)
+            text = turn.text if is_last else Reply.from_json(turn.text, turn.reply).answer
+            messages.append({"role": "assistant", "content": text})
+    return Prompt(tuple(messages), tuple(starts))

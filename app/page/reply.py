@@ -1,0 +1,191 @@
+"""A reply: what its events made of it, and how it is kept as JSON.
+
+Knows the backend's messages, but nothing of HTML, HTTP or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from app.page.markdown import Marks
+from app.worker.messages import (
+    Done,
+    Event,
+    Failed,
+    LeftOut,
+    Opening,
+    Prefill,
+    Tokens,
+    Waiting,
+)
+from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
+
+_CUT_SHORT = ("cancelled", "length", "context")
+
+
+@dataclass
+class Reply:
+    """A reply, finished or still being generated.
+
+    runs       [characters, tokens] of its text: a plain run, a drafted one, and so on in turn
+    notice     progress to show before there is text
+    opening    the mark that opens the reasoning, if the prompt contains it instead of the reply
+    thinking   whether the model was told to reason
+    seconds_thinking  how long it has reasoned
+    left_out   which earlier turns the prompt left out
+    reads_from  the turn that the prompt began with, if it left some out
+    sentence, figures, cells  what is said of its drafts below it (``outcome``), and its steps' bar
+    """
+
+    method: str = ""
+    text: str = ""
+    runs: list[list[int]] = field(default_factory=list)
+    notice: str = ""
+    done: Done | None = None
+    error: str = ""
+    model: str = ""
+    n_ctx: int = 0
+    opening: str = ""
+    thinking: bool | None = None
+    seconds_thinking: float = 0.0
+    left_out: LeftOut = field(default_factory=LeftOut)
+    reads_from: int | None = None
+    sentence: str = ""
+    figures: list[list[str]] = field(default_factory=list)
+    cells: list[list[float]] = field(default_factory=list)
+    marks: Marks = field(default_factory=Marks)
+    _thinks_since: float | None = None
+
+    @property
+    def reasoning(self) -> ReasoningSpan | None:
+        """The reasoning's place in the text."""
+        return find_reasoning(self.text, self.opening)
+
+    @property
+    def answer(self) -> str:
+        """The text without its reasoning; all of the text until the reasoning has ended."""
+        return answer_of(self.text, self.opening)
+
+    @property
+    def n_context(self) -> int:
+        """How many tokens of the context it has filled, with its prompt; 0 if unknown."""
+        # The last token of a full context is never decoded, so it has no cell.
+        return min(self.done.n_prompt + self.done.n_tokens, self.n_ctx) if self.done else 0
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the user, a limit or an error ended it, so that it can be continued."""
+        ended = self.done.finish_reason if self.done is not None else ""
+        return bool(self.text) and (ended in _CUT_SHORT or bool(self.error))
+
+    def begin_again(self, method: str) -> None:
+        """Prepare to be continued."""
+        half = len(self.text) - len(self.text.rstrip("\ufffd"))
+        if half:  # half of a character cannot be continued
+            self.text = self.text[:-half]
+            self.runs, self.marks, old = [], Marks(), self.runs
+            left = len(self.text)
+            for number, (n_characters, n_tokens) in enumerate(old):
+                self._add(min(left, n_characters), number % 2 == 1, n_tokens)
+                left -= min(left, n_characters)
+        self.method, self.done, self.error = method, None, ""
+
+    def take(self, event: Event) -> None:
+        """Update the reply from an event of the backend."""
+        if isinstance(event, Tokens):
+            self.notice = ""
+            may_think = self._thinks_since is not None or len(self.text) <= LONGEST_MARK
+            self.text += "".join(text for text, _ in event.pieces)
+            for text, is_drafted in event.pieces:
+                self._add(len(text), is_drafted)
+            if may_think:
+                self._time_reasoning()
+        elif isinstance(event, Waiting):
+            self.notice = waiting_notice(event)
+        elif isinstance(event, LeftOut):
+            self.left_out = event
+        elif isinstance(event, Prefill):
+            self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
+        elif isinstance(event, Opening):
+            if not self.text:  # a continued reply already has its opening
+                self.opening = event.mark
+        elif isinstance(event, Done):
+            self.notice, self.done = "", replace(event, prompt="")
+            if event.model is not None:
+                self.model = Path(event.model.spec.model).name
+                self.n_ctx = event.model.n_ctx
+            self._thinks_since = None
+        elif isinstance(event, Failed):
+            self.notice, self.error = "", event.message
+
+    def _add(self, n_characters: int, is_drafted: bool, n_tokens: int = 1) -> None:
+        while not self.runs or (len(self.runs) % 2 == 0) != is_drafted:
+            self.runs.append([0, 0])
+        self.runs[-1][0] += n_characters
+        self.runs[-1][1] += n_tokens
+        self.marks.add(n_characters, is_drafted, n_tokens)
+
+    def _time_reasoning(self) -> None:
+        now, found = monotonic(), self.reasoning
+        if self._thinks_since is not None:
+            self.seconds_thinking += now - self._thinks_since
+        is_thinking = found is not None and found.end == len(self.text)
+        self._thinks_since = now if is_thinking else None
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``from_json`` reads, without the text."""
+        kept: dict[str, Any] = {
+            "method": self.method,
+            "model": self.model,
+            "n_ctx": self.left_out.n_ctx or self.n_ctx,
+            "runs": [list(run) for run in self.runs],
+            "opening": self.opening,
+            "thinking": self.thinking,
+            "seconds_thinking": round(self.seconds_thinking, 1),
+            "error": self.error,
+            "n_left_out": self.left_out.n_turns,
+            "reads_from": self.reads_from,
+            "sentence": self.sentence,
+            "figures": self.figures,
+            "cells": self.cells,
+        }
+        if self.done is not None:
+            kept["done"] = vars(replace(self.done, model=None, decode_ms=()))
+        return kept
+
+    @classmethod
+    def from_json(cls, text: str, kept: Mapping[str, Any]) -> Reply:
+        """The reply that was kept. Nothing but the text is needed: others write chats, too."""
+        done, runs = kept.get("done"), kept.get("runs") or []
+        reply = cls(
+            str(kept.get("method", "")),
+            text,
+            done=Done(**done) if done else None,
+            error=str(kept.get("error", "")),
+            model=str(kept.get("model", "")),
+            opening=str(kept.get("opening", "")),
+            thinking=kept.get("thinking"),
+            seconds_thinking=float(kept.get("seconds_thinking", 0)),
+            n_ctx=int(kept.get("n_ctx", 0)),
+            left_out=LeftOut(int(kept.get("n_left_out", 0)), int(kept.get("n_ctx", 0))),
+            reads_from=kept.get("reads_from"),
+            sentence=str(kept.get("sentence", "")),
+            figures=kept.get("figures", []),
+            cells=kept.get("cells", []),
+        )
+        if sum(n_characters for n_characters, _ in runs) == len(text):
+            for number, (n_characters, n_tokens) in enumerate(runs):
+                reply._add(n_characters, number % 2 == 1, n_tokens)
+        return reply
+
+
+def waiting_notice(event: Waiting) -> str:
+    if event.loading:
+        return "Waiting: a model is loading"
+    if event.n_ahead == 1:
+        return "Waiting: 1 reply is ahead of yours"
+    return f"Waiting: {event.n_ahead} replies are ahead of yours"

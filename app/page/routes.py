@@ -1,0 +1,402 @@
+"""The page's routes under /page/: chats, turns and the stream (docs/page_routes.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict
+from html import escape
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from pydantic import Base64Bytes, BaseModel, Field
+from starlette.responses import StreamingResponse
+
+from app.api.body import Limited
+from app.api.errors import ApiError
+from app.api.json_text import dumps
+from app.api.service import memory_of
+from app.page import steps
+from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
+from app.page.files import UnreadableFile, text_of_pdf
+from app.page.owners import Owners
+from app.page.race import ROUNDS
+from app.store import Hit
+from app.worker.messages import LoadedModel, Status
+
+STATUS_SECONDS = 0.5  # between looks at the backend's status
+Json = dict[str, Any]
+
+
+class NewChat(BaseModel):
+    settings: Json = Field(default_factory=dict)
+    incognito: bool = False
+
+
+class Change(BaseModel):
+    """The fields of a chat that a client changes."""
+
+    title: str | None = None
+    is_pinned: bool | None = None
+    folder: str | None = None
+    settings: Json | None = None
+
+
+class GivenFile(BaseModel):
+    """A file of a message: its text, a PDF, or which of the edited message's files it is."""
+
+    name: str = ""
+    text: str = ""
+    leads: bool = True
+    pdf: Base64Bytes = b""
+    kept: int | None = None
+
+
+class Reply(BaseModel):
+    """What a new reply is asked for with; without settings, with the chat's."""
+
+    settings: Json | None = None
+
+
+class Edit(Reply):
+    text: str = ""
+    files: list[GivenFile] | None = None
+
+
+class Message(Reply):
+    text: str = ""
+    files: list[GivenFile] = Field(default_factory=list)
+    parent: int | None = None
+
+
+class Race(Reply):
+    methods: tuple[str, str]
+    rounds: int = Field(ROUNDS, ge=1, le=20)
+
+
+class RaceOnText(Race):
+    prompt: str = Field(min_length=1)
+
+
+class At(BaseModel):
+    turn: int
+
+
+class NewPreset(BaseModel):
+    name: str = Field(min_length=1, max_length=200)
+    settings: Json
+
+
+class OldPreset(BaseModel):
+    id: int
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, compressed one by one if the client takes that: what is sent again while
+    a block grows then costs next to nothing."""
+
+    def __init__(self, http: Request, chunks: AsyncIterator[bytes]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        if "gzip" in http.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            chunks = _compressed(chunks)
+        super().__init__(chunks, headers=headers, media_type="text/event-stream")
+
+
+async def _compressed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    async for chunk in chunks:
+        yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+def _owner(http: Request) -> str:
+    owners: Owners = http.app.state.owners
+    return owners.of(http)
+
+
+Owner = Annotated[str, Depends(_owner)]
+
+
+def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
+    app.state.owners = owners
+    app.include_router(_routes(chats, owners))
+    app.include_router(_imports(chats))
+
+
+def _routes(chats: Chats, owners: Owners) -> APIRouter:
+    router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
+    store, feed, backend = chats.kept, chats.feed, chats.backend
+    watching: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        """Publish the backend's status when it changes, while anybody hears it."""
+        seen = backend.status()
+        while feed.n_readers:
+            await asyncio.sleep(STATUS_SECONDS)
+            if (now := backend.status()) != seen:
+                seen = now
+                feed.publish(None, "status", status_json(now))
+        watching.clear()
+
+    @router.get("/state")
+    async def state(http: Request) -> Response:
+        response = Response(media_type="application/json")
+        owner, seq = owners.greet(http, response), feed.seq
+        presets = await in_thread(lambda: store.presets(owner))
+        found = {
+            "owner": owner,
+            "incognito": True,
+            "status": status_json(backend.status()),
+            "methods": [asdict(method) for method in backend.methods()],
+            "presets": [asdict(preset) for preset in presets],
+            "folders": await in_thread(lambda: store.folders(owner)),
+            "notice": store.notice,
+            "seq": seq,
+        }
+        response.body = dumps(found).encode()
+        response.headers["content-length"] = str(len(response.body))
+        return response
+
+    @router.get("/events")
+    async def events(http: Request, owner: Owner, after: str = "") -> Response:
+        last = http.headers.get("last-event-id", after)
+        if not watching:
+            watching.append(asyncio.ensure_future(watch()))
+        return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
+
+    # Chats
+
+    @router.get("/chats")
+    async def list_chats(
+        owner: Owner,
+        folder: str | None = None,
+        before: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> Response:
+        found = await in_thread(
+            lambda: store.chats(owner, folder=folder, before=before, limit=limit)
+        )
+        return _json({"chats": [chats.as_json(chat) for chat in found]})
+
+    @router.get("/search")
+    async def search(owner: Owner, q: str) -> Response:
+        hits = await in_thread(lambda: store.search(owner, q))
+        return _json({"hits": [hit_json(chats, hit) for hit in hits]})
+
+    @router.post("/chats")
+    async def new_chat(owner: Owner, body: NewChat) -> Response:
+        settings_of(body.settings, backend)
+        return _json(await chats.new(owner, body.settings, incognito=body.incognito))
+
+    @router.get("/chats/{chat}")
+    async def open_chat(
+        owner: Owner,
+        chat: str,
+        before: int | None = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = MOST_TURNS,
+    ) -> Response:
+        return _json(await chats.open(owner, chat, before, limit))
+
+    @router.patch("/chats/{chat}")
+    async def change_chat(owner: Owner, chat: str, body: Change) -> Response:
+        if body.settings is not None:
+            settings_of(body.settings, backend)
+        return _json(await chats.change(owner, chat, body.model_dump(exclude_none=True)))
+
+    @router.delete("/chats/{chat}")
+    async def delete_chat(owner: Owner, chat: str) -> Response:
+        await chats.delete(owner, chat)
+        return _json({})
+
+    @router.post("/chats/{chat}/restore")
+    async def restore_chat(owner: Owner, chat: str) -> Response:
+        return _json(await chats.restore(owner, chat))
+
+    @router.post("/chats/{chat}/duplicate")
+    async def duplicate(owner: Owner, chat: str, body: At) -> Response:
+        return _json(await chats.duplicate(owner, chat, body.turn))
+
+    @router.get("/chats/{chat}/export")
+    async def export_chat(
+        owner: Owner, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
+    ) -> Response:
+        kept = chats.store_of(chat)
+        title = (await in_thread(lambda: kept.chat(chat, owner))).title
+        name = re.sub(r"[^\w .-]+", " ", title).strip()[:60] or "chat"
+        if kind == "md":
+            text = await in_thread(lambda: kept.as_markdown(chat, owner))
+            return _download(iter([text]), f"{name}.md", "text/markdown")
+        return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
+
+    @router.get("/export")
+    async def export(owner: Owner) -> Response:
+        return _download(store.export_json(owner), "chats.json", "application/json")
+
+    # Turns
+
+    @router.post("/chats/{chat}/messages")
+    async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
+        files = await in_thread(lambda: _files(body.files, ()))
+        if not (body.text.strip() or files):
+            raise ApiError("the message is empty; give a text or a file", param="text")
+        parent = body.parent
+        if "parent" not in body.model_fields_set:
+            kept = chats.store_of(chat)
+            parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
+        text = body.text.strip("\n")
+        return _json(await chats.message(owner, chat, text, files, parent, _ask(http, body)))
+
+    @router.post("/turns/{turn}/retry")
+    async def retry(http: Request, owner: Owner, turn: int, body: Reply) -> Response:
+        return _json(await chats.retry(owner, turn, _ask(http, body)))
+
+    @router.post("/turns/{turn}/continue")
+    async def proceed(http: Request, owner: Owner, turn: int, body: Reply) -> Response:
+        return _json(await chats.proceed(owner, turn, _ask(http, body)))
+
+    @router.post("/turns/{turn}/edit")
+    async def edit(http: Request, owner: Owner, turn: int, body: Edit) -> Response:
+        given, files = body.files, None
+        if given is not None:
+            old = (await chats.turn(owner, turn)).files
+            files = await in_thread(lambda: _files(given, old))
+        text = body.text.strip("\n")
+        return _json(await chats.edit(owner, turn, text, files, _ask(http, body)))
+
+    @router.post("/turns/{turn}/choose")
+    async def choose(owner: Owner, turn: int) -> Response:
+        return _json(await chats.choose(owner, turn))
+
+    @router.post("/turns/{turn}/stop")
+    async def stop(owner: Owner, turn: int) -> Response:
+        await chats.stop(owner, turn)
+        return _json({})
+
+    @router.delete("/turns/{turn}")
+    async def delete_turn(owner: Owner, turn: int) -> Response:
+        return _json(await chats.delete_turn(owner, turn))
+
+    @router.post("/turns/{turn}/restore")
+    async def restore_turn(owner: Owner, turn: int) -> Response:
+        return _json(await chats.restore_turn(owner, turn))
+
+    @router.get("/turns/{turn}/files/{number}")
+    async def read_file(owner: Owner, turn: int, number: int) -> Response:
+        files = (await chats.turn(owner, turn)).files
+        if not 0 <= number < len(files):
+            raise ApiError(
+                f"this message has {len(files)} files, and none with number {number}", 404
+            )
+        return _json(files[number])
+
+    @router.get("/turns/{turn}/steps")
+    async def read_steps(owner: Owner, turn: int) -> Response:
+        kept = await in_thread(lambda: chats.store_of_turn(turn).steps(turn, owner))
+        if kept is None:
+            raise ApiError("the steps of this reply are not kept", 404)
+        return Response(steps.shown(kept), media_type="application/json")
+
+    # Races
+
+    @router.post("/turns/{turn}/race")
+    async def race_turn(http: Request, owner: Owner, turn: int, body: Race) -> Response:
+        ask = _ask(http, body)
+        return _json({"race": await chats.race_turn(owner, turn, body.methods, body.rounds, ask)})
+
+    @router.post("/race")
+    async def race_text(http: Request, owner: Owner, body: RaceOnText) -> Response:
+        ask = _ask(http, body)
+        return _json({"race": chats.race_text(owner, body.prompt, body.methods, body.rounds, ask)})
+
+    @router.delete("/races/{race}")
+    async def stop_race(owner: Owner, race: str) -> Response:
+        chats.races.stop(owner, race)
+        return _json({})
+
+    # Presets
+
+    @router.post("/presets")
+    async def save_preset(owner: Owner, body: NewPreset) -> Response:
+        settings_of(body.settings, backend)
+        return _json(
+            asdict(await in_thread(lambda: store.save_preset(owner, body.name, body.settings)))
+        )
+
+    @router.delete("/presets")
+    async def delete_preset(owner: Owner, body: OldPreset) -> Response:
+        await in_thread(lambda: store.delete_preset(owner, body.id))
+        return _json({})
+
+    return router
+
+
+def _imports(chats: Chats) -> APIRouter:
+    """The import, whose bodies may have as many values as they like: a thread reads them."""
+    router = APIRouter(prefix="/page", tags=["page"])
+
+    @router.post("/import")
+    async def import_chats(http: Request, owner: Owner) -> Response:
+        text = (await http.body()).decode("utf-8", "replace")
+        found = await in_thread(lambda: chats.kept.import_(owner, text))
+        told = [chats.tell(chat) for chat in found.chats]
+        return _json({"chats": told, "n_known": found.n_known, "refused": found.refused})
+
+    return router
+
+
+def _json(data: Any) -> Response:
+    return Response(dumps(data), media_type="application/json")
+
+
+def _download(parts: Iterator[str], name: str, kind: str) -> Response:
+    quoted = name.encode("ascii", "replace").decode().replace("?", "_")
+    headers = {
+        "content-disposition": f'attachment; filename="{quoted}"',
+        "cache-control": "no-store",
+    }
+    return StreamingResponse(parts, headers=headers, media_type=kind)
+
+
+def _ask(http: Request, body: Reply) -> Ask:
+    return Ask(body.settings, memory_of(http))
+
+
+def _files(given: list[GivenFile], old: tuple[Mapping[str, Any], ...]) -> list[Mapping[str, Any]]:
+    """The files as they are kept; ``old`` are those of the edited message."""
+    found: list[Mapping[str, Any]] = []
+    for number, file in enumerate(given):
+        if file.kept is None:
+            text = file.text
+            if file.pdf:
+                try:
+                    text = text_of_pdf(file.name, file.pdf)
+                except UnreadableFile as error:
+                    raise ApiError(str(error), param=f"files[{number}]") from error
+            found.append({"name": file.name, "text": text, "leads": file.leads})
+        elif 0 <= file.kept < len(old):
+            found.append(old[file.kept])
+        else:
+            raise ApiError(f"the message has no file {file.kept}", param=f"files[{number}].kept")
+    return found
+
+
+def hit_json(chats: Chats, hit: Hit) -> Json:
+    html = escape(hit.snippet).replace("\x02", "<mark>").replace("\x03", "</mark>")
+    return {"chat": chats.as_json(hit.chat), "turn": hit.turn, "html": html}
+
+
+def status_json(status: Status) -> Json:
+    return {
+        "model": model_json(status.model) if status.model is not None else None,
+        "loading": asdict(status.loading) if status.loading is not None else None,
+        "error": status.error,
+        "is_down": status.is_down,
+    }
+
+
+def model_json(model: LoadedModel) -> Json:
+    found = asdict(model)
+    found["name"] = re.split(r"[/\\]", model.spec.model)[-1]
+    return found

@@ -1,0 +1,78 @@
+"""The steps of a reply, for its bar and its replay: kept, read back, and joined. Pure.
+
+Kept is compressed JSON: ``method``, the names of the ``sources`` of drafts, and for each of the
+``steps``
+
+    [draft_ms, decode_ms, accept_ms, n_rows, n_texts, nodes, path, bonus]
+
+as in ``StepRecord``, where each of the ``nodes`` is [parent, piece, number of its source].
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from app.worker.messages import Node, StepRecord
+
+MOST_CELLS = 400
+
+
+def pack(records: Iterable[StepRecord], method: str) -> bytes:
+    """What is kept of the steps of a reply by ``method``."""
+    sources: dict[str, int] = {}
+    steps = []
+    for record in records:
+        nodes = [
+            (node.parent, node.piece, sources.setdefault(node.source, len(sources)))
+            for node in record.nodes
+        ]
+        steps.append((*record[:5], nodes, record.path, record.bonus))
+    kept = {"method": method, "sources": list(sources), "steps": steps}
+    return zlib.compress(json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def shown(kept: bytes) -> bytes:
+    """What ``pack`` kept, as JSON. Raises zlib.error for bytes that it has not made."""
+    return zlib.decompress(kept)
+
+
+def unpack(kept: bytes) -> tuple[list[StepRecord], str]:
+    """The steps and the method that ``pack`` was given."""
+    found: dict[str, Any] = json.loads(shown(kept))
+    sources = found["sources"]
+    records = []
+    for *figures, nodes, path, bonus in found["steps"]:
+        made = tuple(Node(parent, piece, sources[source]) for parent, piece, source in nodes)
+        records.append(StepRecord._make((*figures, made, tuple(path), bonus)))
+    return records, found["method"]
+
+
+def n_tokens(record: StepRecord) -> int:
+    """How many tokens a step added to the text, without one that ended it."""
+    return len(record.path) + bool(record.bonus)
+
+
+def milliseconds(record: StepRecord) -> float:
+    """How long a step took."""
+    return record.draft_ms + record.decode_ms + record.accept_ms
+
+
+def cells(records: Sequence[StepRecord]) -> list[list[float]]:
+    """The bar below a reply: for each step its milliseconds and its tokens.
+
+    Of more than MOST_CELLS steps, as many neighbours as needed are one cell, with their
+    milliseconds together and their tokens on average. The first step is left out: most of its time
+    may be that of the prompt, whose end it also decodes.
+    """
+    steps = records[1:]
+    n = len(steps)
+    n_cells = min(n, MOST_CELLS)
+    found: list[list[float]] = []
+    for i in range(n_cells):
+        joined = steps[i * n // n_cells : (i + 1) * n // n_cells]
+        spent = sum(map(milliseconds, joined))
+        found.append([round(spent, 3), round(sum(map(n_tokens, joined)) / len(joined), 2)])
+    return found

@@ -1,0 +1,116 @@
+"""Turns as the page shows them: JSON with the HTML of their blocks.
+
+Text of the user or the model never becomes HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.page.files import size_of
+from app.page.markdown import Growing, render_blocks
+from app.page.reply import Reply
+from app.store import Chat, Turn
+
+PARTS = ("reasoning", "answer")
+Mark = tuple[int | None, int]  # the turn that a prompt begins with, and the context's size
+
+
+class Shown:
+    """What is shown of a reply's text while it grows."""
+
+    def __init__(self) -> None:
+        self._parts = {part: Growing() for part in PARTS}
+
+    def update(self, reply: Reply) -> list[dict[str, Any]]:
+        """The blocks that changed, as the stream sends them."""
+        changed = []
+        for part, start, end in _spans(reply):
+            growing = self._parts[part]
+            first = growing.update(reply.text[start:end], reply.marks, start)
+            if first is not None:
+                changed.append({"part": part, "from": first, "blocks": growing.blocks[first:]})
+        return changed
+
+    def blocks(self) -> dict[str, list[str]]:
+        """All blocks, as fields of a turn."""
+        reasoning, answer = (list(self._parts[part].blocks) for part in PARTS)
+        return {"reasoning": reasoning, "blocks": answer}
+
+
+def _spans(reply: Reply) -> list[tuple[str, int, int]]:
+    """Where the parts are in a reply's text."""
+    start, end, answer = reply.reasoning or (0, 0, 0)
+    return [("reasoning", start, end), ("answer", answer, len(reply.text))]
+
+
+def turn_json(
+    turn: Turn,
+    siblings: Sequence[int],
+    mark: Mark = (None, 0),
+    live: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A turn. ``mark`` tells what the last prompt began with; ``live`` has what is shown of a reply
+    that is being generated."""
+    found: dict[str, Any] = {
+        "id": turn.id,
+        "parent": turn.parent,
+        "role": turn.role,
+        "siblings": list(siblings),
+        "state": turn.state,
+        "left_out_here": mark[1] if turn.id == mark[0] else 0,
+    }
+    if turn.role == "user":
+        files = [{"name": file["name"], "size": size_of(file["text"])} for file in turn.files]
+        return {**found, "text": turn.text, "files": files}
+    if live is not None:
+        return {**found, **live}
+    # Without a job here, it runs in another server, or it did.
+    state = "interrupted" if turn.state == "running" else turn.state
+    reply = Reply.from_json(turn.text, turn.reply)
+    reasoning, answer = (
+        render_blocks(reply.text[start:end], reply.marks, start) for _, start, end in _spans(reply)
+    )
+    return {
+        **found,
+        **reply_fields(reply, state),
+        "reasoning": reasoning,
+        "blocks": answer,
+    }
+
+
+def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
+    """What is shown of a reply beside its blocks."""
+    is_running = state == "running"
+    return {
+        "state": state,
+        "text": "" if is_running else reply.answer,
+        "notice": reply.notice,
+        "error": reply.error,
+        "can_continue": (
+            not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")
+        ),
+        "sentence": reply.sentence,
+        "figures": reply.figures,
+        "cells": reply.cells,
+        "n_context": reply.n_context,
+        "n_left_out": reply.left_out.n_turns,
+        "method": reply.method,
+        "model": reply.model,
+        "seconds_thinking": round(reply.seconds_thinking, 1),
+    }
+
+
+def chat_json(chat: Chat, running: int | None, *, is_incognito: bool = False) -> dict[str, Any]:
+    return {
+        "id": chat.id,
+        "title": chat.title,
+        "changed_at": chat.changed_at,
+        "is_pinned": chat.is_pinned,
+        "folder": chat.folder,
+        "settings": chat.settings,
+        "leaf": chat.leaf,
+        "running": running,
+        "incognito": is_incognito,
+    }

@@ -1,0 +1,20 @@
+"""Chats in SQLite: kept as trees of turns, searched, exported and imported.
+
+Knows nothing of HTTP, HTML, Gradio or the backend. What a reply and a chat's settings contain is
+the page's business: the store keeps them as JSON.
+"""
+
+from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, StoreError, Turn
+from app.store.store import Store, default_file
+
+__all__ = [
+    "Chat",
+    "Hit",
+    "Imported",
+    "NoSuchChat",
+    "Preset",
+    "Store",
+    "StoreError",
+    "Turn",
+    "default_file",
+]

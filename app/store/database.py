@@ -1,0 +1,146 @@
+"""A SQLite file and the one thread that uses it: opening, versions, damage, transactions."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from app.store.records import StoreError
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+MEMORY = ":memory:"
+BUSY_TIMEOUT = 10.0  # seconds; another server of this user may be writing
+_REASONS = {
+    "database or disk is full": "the disk is full. Free some space, then try again",
+    "database is locked": "another program is using their file",
+    "database disk image is malformed": "their file is damaged. Restart the server",
+}
+
+
+class Database:
+    """Runs functions in transactions. Callers from any thread wait for their result.
+
+    ``schema`` has the statements that lead from each version to the next; the file's
+    ``user_version`` says how many of them it has had.
+
+    damaged: where a damaged file was moved at the opening; None if there was none.
+    """
+
+    def __init__(self, path: Path | str, schema: Sequence[str]) -> None:
+        self.path = Path(path)
+        self.damaged: Path | None = None
+        self._in_memory = str(path) == MEMORY
+        self._schema = schema
+        self._thread = ThreadPoolExecutor(1, "chats")
+        try:
+            self._connection = self._call(self._open)
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def read(self, work: Work[T]) -> T:
+        return self._call(lambda: _within(self._connection, "DEFERRED", work))
+
+    def write(self, work: Work[T]) -> T:
+        """All that ``work`` writes is kept, or nothing of it if it raises."""
+        return self._call(lambda: _within(self._connection, "IMMEDIATE", work))
+
+    def close(self) -> None:
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    def _call(self, work: Callable[[], T]) -> T:
+        try:
+            return self._thread.submit(work).result()
+        except (sqlite3.Error, OSError) as error:
+            reason = _REASONS.get(str(error), str(error))
+            raise StoreError(f"Chats cannot be kept in {self.path}: {reason}.") from error
+
+    def _open(self) -> sqlite3.Connection:
+        if self._in_memory:
+            return self._connect(MEMORY)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _create(self.path)
+        try:
+            return self._connect(self.path)
+        except sqlite3.OperationalError:  # not damaged, but locked, full or not ours to read
+            raise
+        except sqlite3.DatabaseError:
+            self._move_aside()
+            _create(self.path)
+            return self._connect(self.path)
+
+    def _connect(self, path: Path | str) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
+        try:
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        newest = len(self._schema)
+        version = _version(connection)
+        if version > newest:
+            raise StoreError(
+                f"A newer version of this program wrote {self.path} (schema {version}; this one "
+                f"reads up to {newest}). Update this program."
+            )
+        if 0 < version < newest and not self._in_memory:
+            copy = self.path.with_name(f"{self.path.stem}-v{version}.db")
+            copy.unlink(missing_ok=True)
+            _create(copy)
+            connection.execute("VACUUM INTO ?", (str(copy),))
+
+        def migrate(connection: sqlite3.Connection) -> None:
+            for step in self._schema[_version(connection) :]:  # another server may have been faster
+                for statement in step.strip().split("\n\n"):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {newest}")
+
+        if version < newest:
+            _within(connection, "IMMEDIATE", migrate)
+
+    def _move_aside(self) -> None:
+        """Rename the damaged file and its log, which belongs to it."""
+        date = datetime.now().strftime("%Y-%m-%d-%H%M%S-%f")
+        self.damaged = self.path.with_name(f"{self.path.stem}-damaged-{date}.db")
+        for suffix in ("", "-wal"):
+            source = self.path.with_name(self.path.name + suffix)
+            if source.exists():
+                source.rename(f"{self.damaged}{suffix}")
+        self.path.with_name(f"{self.path.name}-shm").unlink(missing_ok=True)
+
+
+def _create(path: Path) -> None:
+    """Create the file if there is none, so that only its owner can read it."""
+    os.close(os.open(path, os.O_CREAT, 0o600))
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _within(connection: sqlite3.Connection, kind: str, work: Work[T]) -> T:
+    connection.execute(f"BEGIN {kind}")
+    try:
+        result = work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself rolls back if the disk is full
+            connection.execute("ROLLBACK")
+        raise
+    return result

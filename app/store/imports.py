@@ -1,0 +1,342 @@
+"""Reads exports of chats: ours, those of earlier versions, ChatGPT's and Open WebUI's.
+
+Whatever a file contains, a chat that cannot be read is refused alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from app.store.exports import FORMAT, VERSION
+from app.store.records import Chat, Role, State, StoreError, Turn
+
+Json = Mapping[str, Any]
+_ID = re.compile(r"[\w-]{12}", re.ASCII)
+_CITATION = re.compile("\ue200.*?\ue201")  # ChatGPT's marks of what it found on the web
+# Open WebUI's form of a reply's reasoning.
+_REASONING = re.compile(
+    r"\s*<details type=\"reasoning\"[^>]*>\s*(?:<summary>.*?</summary>)?(.*?)</details>\s*", re.S
+)
+_QUOTE = re.compile(r"^(?:&gt;|>) ?", re.M)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A chat in a file. Its turns are numbered from 0, parents before their children, and
+    ``chat.leaf`` and ``steps`` use these numbers.
+
+    source  the file's format, and the chat's id there
+    """
+
+    source: str
+    chat: Chat
+    turns: Sequence[Turn]
+    steps: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        return origin(self.source, self.turns)
+
+
+def origin(source: str, turns: Sequence[Turn]) -> str:
+    """The same for the same chat of the same source with the same turns."""
+    numbers: dict[int | None, int] = {turn.id: n for n, turn in enumerate(turns)}
+    texts = [(numbers.get(turn.parent), turn.role, turn.text) for turn in turns]
+    return hashlib.sha256(json.dumps([source, texts]).encode()).hexdigest()
+
+
+def read(data: object, now: float) -> tuple[list[Found], list[str]]:
+    """The chats of a file, as JSON or already read, and why others are refused.
+
+    now  the time of chats that have none
+    Raises StoreError if the file is none of the formats.
+    """
+    if isinstance(data, (str, bytes)):
+        try:
+            data = json.loads(data)
+        except (ValueError, RecursionError):
+            raise StoreError("Cannot import this file: it is not JSON, or incomplete.") from None
+    readers = {1: _earlier, VERSION: _ours}
+    if isinstance(data, dict) and data.get("format") == FORMAT:
+        version, chats = data.get("version"), data.get("chats")
+        if isinstance(version, int) and version > VERSION:
+            raise StoreError("Cannot import this file: a newer version of this program wrote it.")
+        reader = readers.get(version if isinstance(version, int) else 0)
+    else:
+        chats, reader = (data if isinstance(data, list) else [data]), _others
+    if not isinstance(chats, list) or reader is None:
+        raise StoreError("Cannot import this file: it has no chats.")
+    found, refused = [], []
+    for n, chat in enumerate(chats, 1):
+        title = str(chat.get("title") or "untitled") if isinstance(chat, dict) else "untitled"
+        try:
+            found.append(reader(chat, now))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            why = str(error) if isinstance(error, _Refused) else "it is damaged"
+            refused.append(f"Chat {n} ({title}): {why}.")
+    if refused and not found and reader is _others:
+        raise StoreError(
+            "Cannot import this file: it has no chats of this program, ChatGPT or Open WebUI."
+        )
+    return found, refused
+
+
+class _Refused(ValueError):
+    pass
+
+
+# Ours
+
+
+def _ours(data: Json, now: float) -> Found:
+    turns, steps = [], {}
+    for n, one in enumerate(data["turns"]):
+        turn = _turn(one["role"], one["text"], float(one["created_at"]), one["reply"])
+        state: State = _one_of(State, one["state"])
+        state = "interrupted" if state == "running" else state
+        files = tuple(_file(file) for file in one["files"])
+        turns.append(
+            replace(turn, id=n, parent=_before(one["parent"], n), files=files, state=state)
+        )
+        if one.get("steps"):
+            steps[n] = b64decode(one["steps"], validate=True)
+    chat = Chat(
+        id=str(data["id"]) if _ID.fullmatch(str(data["id"])) else "",
+        owner="",
+        title=str(data["title"]),
+        is_named=bool(data["is_named"]),
+        created_at=float(data["created_at"]),
+        changed_at=float(data["changed_at"]),
+        is_pinned=bool(data["is_pinned"]),
+        folder=str(data["folder"]),
+        settings=_mapping(data["settings"]),
+        leaf=_before(data["leaf"], len(turns)),
+    )
+    return Found(f"{FORMAT}:{data['id']}", chat, turns, steps)
+
+
+# Of the versions that kept chats in the browser
+
+
+def _earlier(data: Json, now: float) -> Found:
+    """A chat of the browser's database: ``turns`` is a list, or its JSON."""
+    at = float(data["at"]) / 1000
+    saved = json.loads(data["turns"]) if isinstance(data["turns"], str) else data["turns"]
+    turns: list[Turn] = []
+
+    def add(turn: Turn) -> None:
+        parent = len(turns) - 1 if turns else None
+        turns.append(replace(turn, id=len(turns), parent=parent))
+
+    for one in saved:
+        files = tuple(_file(file) for file in one.get("files") or ())
+        add(replace(_turn("user", one["user"], at, {}), files=files))
+        reply = one["reply"] or one.get("before")
+        if reply:
+            text, kept = _earlier_reply(reply)
+            kept["n_ctx"] = int(one.get("n_ctx") or 0)
+            state: State = "done" if kept["done"] or kept["error"] else "interrupted"
+            add(replace(_turn("assistant", text, at, kept), state=state))
+    chat = _chat(str(data["title"]), at, at, turns, len(turns) - 1)
+    return Found(
+        f"browser:{data['name']}", replace(chat, is_named=data.get("named") is True), turns
+    )
+
+
+def _earlier_reply(data: Json) -> tuple[str, dict[str, Any]]:
+    """A reply's text, and the rest of it: pieces become runs of drafted text and of other text."""
+    pieces = [(str(text), bool(drafted)) for text, drafted in data["pieces"]]
+    runs = [
+        ["".join(text for text, _ in run), drafted]
+        for drafted, run in itertools.groupby(pieces, lambda piece: piece[1])
+    ]
+    done = data["done"]
+    model = (done.get("model") or {}).get("spec", {}).get("model", "") if done else ""
+    reply = {**data, "pieces": runs, "model": Path(str(model)).name}
+    reply.pop("notice", None)
+    return "".join(text for text, _ in pieces), reply
+
+
+# Of other programs
+
+# By id: the parent's id, and the turn; None if the message is not shown.
+_Nodes = Mapping[str, tuple[str | None, Turn | None]]
+
+
+def _others(data: Json, now: float) -> Found:
+    if "mapping" in data:
+        return _chatgpt(data, now)
+    if "chat" in data:
+        return _open_webui(data, now)
+    raise _Refused("it is of no known form")
+
+
+def _chatgpt(data: Json, now: float) -> Found:
+    at = _time(data.get("create_time"), now)
+    nodes = {
+        name: (node.get("parent"), _chatgpt_turn(node.get("message") or {}, at))
+        for name, node in data["mapping"].items()
+    }
+    turns, leaf = _tree(nodes, data.get("current_node"))
+    changed_at = _time(data.get("update_time"), at)
+    chat = _chat(str(data.get("title") or ""), at, changed_at, turns, leaf)
+    return Found(f"chatgpt:{data.get('conversation_id') or data.get('id')}", chat, turns)
+
+
+def _chatgpt_turn(message: Json, at: float) -> Turn | None:
+    """The message, unless it is hidden, a tool's, to a tool, or reasoning."""
+    about, content = message.get("metadata") or {}, message.get("content") or {}
+    role = (message.get("author") or {}).get("role")
+    is_hidden = about.get("is_visually_hidden_from_conversation")
+    if is_hidden or role not in get_args(Role) or message.get("recipient") not in (None, "all"):
+        return None
+    if content.get("content_type") not in ("text", "multimodal_text"):
+        return None
+    parts = [_part(part) for part in content.get("parts") or ()]
+    text = _CITATION.sub("", "\n\n".join(filter(None, parts)))
+    model = about.get("model_slug")
+    reply = {"model": str(model)} if model and role == "assistant" else {}
+    return _turn(role, text, _time(message.get("create_time"), at), reply) if text else None
+
+
+def _part(part: object) -> str:
+    """A part of a message as text; pictures are named."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return "(A picture or file was here.)"
+
+
+def _open_webui(data: Json, now: float) -> Found:
+    chat = data["chat"]
+    history = chat.get("history") or {}
+    messages = history.get("messages")
+    if not messages:  # of its first versions: a list, one after the other
+        names = [str(n) for n in range(len(chat["messages"]))]
+        parents = [None, *names]
+        messages = {
+            name: {**message, "parentId": parent}
+            for name, message, parent in zip(names, chat["messages"], parents, strict=False)
+        }
+    at = _time(data.get("created_at"), now)
+    nodes = {
+        name: (message.get("parentId"), _open_webui_turn(message, at))
+        for name, message in messages.items()
+    }
+    turns, leaf = _tree(nodes, history.get("currentId"))
+    title = str(data.get("title") or chat.get("title") or "")
+    found = _chat(title, at, _time(data.get("updated_at"), at), turns, leaf)
+    system = chat.get("system") or (chat.get("params") or {}).get("system")
+    found = replace(
+        found, is_pinned=data.get("pinned") is True, settings={"system": system} if system else {}
+    )
+    return Found(f"open-webui:{data.get('id') or chat.get('id')}", found, turns)
+
+
+def _open_webui_turn(message: Json, at: float) -> Turn | None:
+    role, content = message.get("role"), message.get("content") or ""
+    if role not in get_args(Role):
+        return None
+    if not isinstance(content, str):
+        content = "\n\n".join(_part(part) for part in content)
+    reasoning = _REASONING.match(content)
+    if role == "assistant" and reasoning is not None:
+        thoughts = _QUOTE.sub("", reasoning[1].strip())
+        content = f"<think>\n{thoughts}\n</think>\n\n{content[reasoning.end() :]}"
+    model = message.get("model")
+    reply = {"model": str(model)} if model and role == "assistant" else {}
+    return _turn(role, content, _time(message.get("timestamp"), at), reply) if content else None
+
+
+def _tree(nodes: _Nodes, current: object) -> tuple[list[Turn], int]:
+    """The turns of nodes, a branch after the other, and the number of the ``current`` one.
+
+    What follows a node that is not shown follows its parent. A reply that only another reply
+    follows, with a tool's work between, is one with it.
+    """
+    children: dict[str | None, list[str]] = {}
+    for name, (parent, _) in nodes.items():
+        children.setdefault(parent if parent in nodes else None, []).append(name)
+    turns: list[Turn] = []
+    numbers: dict[str, int | None] = {}
+    # With each node, the number of the turn before it, and whether nothing else follows that.
+    waiting: list[tuple[str, int | None, bool]] = [
+        (name, None, False) for name in children.get(None, ())
+    ]
+    waiting.reverse()
+    while waiting:
+        name, number, is_alone = waiting.pop()
+        turn = nodes[name][1]
+        below = children.get(name, [])
+        if turn is None:
+            is_alone = is_alone and len(below) == 1
+        else:
+            before = turns[number] if number is not None else None
+            if before is not None and is_alone and before.role == turn.role == "assistant":
+                turns[before.id] = replace(before, text=f"{before.text}\n\n{turn.text}")
+            else:
+                turns.append(replace(turn, id=len(turns), parent=number))
+                number = turns[-1].id
+            is_alone = len(below) == 1
+        numbers[name] = number
+        waiting += [(child, number, is_alone) for child in reversed(below)]
+    leaf = numbers.get(current) if isinstance(current, str) else None
+    return turns, len(turns) - 1 if leaf is None else leaf
+
+
+# What all readers need
+
+
+def _chat(
+    title: str, created_at: float, changed_at: float, turns: Sequence[Turn], leaf: int
+) -> Chat:
+    if not turns:
+        raise _Refused("it has no messages")
+    return Chat("", "", title, bool(title), created_at, changed_at, False, "", {}, leaf)
+
+
+def _turn(role: object, text: object, created_at: float, reply: object) -> Turn:
+    if not isinstance(text, str):
+        raise TypeError(text)
+    return Turn(
+        0, "", None, _one_of(Role, role), text, reply=_mapping(reply), created_at=created_at
+    )
+
+
+def _one_of(names: Any, name: object) -> Any:
+    """The name, if it is one of a ``Literal``'s."""
+    if name not in get_args(names):
+        raise ValueError(name)
+    return name
+
+
+def _before(number: object, n: int) -> int | None:
+    """A turn's number, if it is one of the first ``n``."""
+    if number is not None and not (isinstance(number, int) and 0 <= number < n):
+        raise ValueError(number)
+    return number
+
+
+def _mapping(data: object) -> Json:
+    if not isinstance(data, dict):
+        raise TypeError(data)
+    return data
+
+
+def _file(data: Json) -> Json:
+    if not isinstance(data["name"], str) or not isinstance(data["text"], str):
+        raise TypeError(data)
+    return dict(data)
+
+
+def _time(seconds: object, otherwise: float) -> float:
+    return float(seconds) if isinstance(seconds, (int, float)) and seconds else otherwise

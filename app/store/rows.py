@@ -1,0 +1,157 @@
+"""Reads chats and turns from the database, and writes them. All of it runs in its thread."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.store.records import Chat, NoSuchChat, Turn
+
+CHAT = """chats.id, chats.owner, chats.title, chats.is_named, chats.created_at, chats.changed_at,
+chats.is_pinned, chats.folder, chats.settings, chats.leaf, chats.deleted_at"""
+# The ids of a turn and of all that follow it.
+BELOW = """WITH RECURSIVE below (id) AS (
+    SELECT ? UNION ALL SELECT turns.id FROM below JOIN turns ON turns.parent = below.id
+) SELECT id FROM below"""
+# A turn and those before it, from the last to the first, each with its siblings.
+_PATH = """WITH RECURSIVE up (id, parent) AS (
+    SELECT id, parent FROM turns WHERE id = ?
+    UNION ALL SELECT turns.id, turns.parent FROM up JOIN turns ON turns.id = up.parent LIMIT ?
+) SELECT turns.*, (
+    SELECT json_group_array(id) FROM (
+        SELECT id FROM turns AS other WHERE other.chat = turns.chat
+        AND other.parent IS turns.parent AND other.deleted_at IS NULL ORDER BY id
+    )
+) AS siblings FROM up JOIN turns USING (id) ORDER BY id DESC"""
+TITLE_LENGTH = 80  # characters
+
+
+def new_id() -> str:
+    return secrets.token_urlsafe(9)
+
+
+def clean(text: str) -> str:
+    """The text without halves of UTF-16 pairs, which SQLite cannot keep."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def chat_of(row: sqlite3.Row) -> Chat:
+    fields = {name: row[name] for name in Chat.__dataclass_fields__}
+    fields["settings"] = json.loads(row["settings"])
+    return Chat(
+        **{**fields, "is_named": bool(row["is_named"]), "is_pinned": bool(row["is_pinned"])}
+    )
+
+
+def turn_of(row: sqlite3.Row) -> Turn:
+    fields = {name: row[name] for name in Turn.__dataclass_fields__}
+    fields["files"] = tuple(json.loads(row["files"]))
+    return Turn(**{**fields, "reply": json.loads(row["reply"])})
+
+
+def get_chat(db: sqlite3.Connection, chat: str, owner: str, *, deleted: bool = False) -> Chat:
+    """The owner's chat. Raises NoSuchChat, also if it was deleted and ``deleted`` is not set."""
+    row = db.execute("SELECT * FROM chats WHERE id = ? AND owner = ?", (chat, owner)).fetchone()
+    if row is None or (row["deleted_at"] is not None and not deleted):
+        raise NoSuchChat
+    return chat_of(row)
+
+
+def get_turn(
+    db: sqlite3.Connection, turn: int, owner: str, *, chat: str | None = None, deleted: bool = False
+) -> Turn:
+    """A turn of the owner's chats, or of ``chat``. Raises NoSuchChat as ``get_chat`` does."""
+    row = db.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
+    if row is None or (row["deleted_at"] is not None and not deleted):
+        raise NoSuchChat("turn")
+    if row["chat"] != get_chat(db, chat or row["chat"], owner).id:
+        raise NoSuchChat("turn")
+    return turn_of(row)
+
+
+def set_fields(db: sqlite3.Connection, chat: str, **fields: object) -> None:
+    """Set columns of a chat."""
+    columns = ", ".join(f"{name} = ?" for name in fields)
+    db.execute(f"UPDATE chats SET {columns} WHERE id = ?", (*fields.values(), chat))
+
+
+def insert_chat(db: sqlite3.Connection, chat: Chat, origin: str | None = None) -> None:
+    """Insert a chat that has no turns yet."""
+    columns = {
+        **vars(chat),
+        "title": clean(chat.title),
+        "folder": clean(chat.folder),
+        "settings": json.dumps(chat.settings),
+        "origin": origin,
+    }
+    _insert(db, "chats", columns)
+
+
+def insert_turn(db: sqlite3.Connection, turn: Turn) -> int:
+    """Insert a turn, whose id is not used, and return its id."""
+    columns = {
+        **vars(turn),
+        "id": None,
+        "text": clean(turn.text),
+        "files": json.dumps(turn.files),
+        "reply": json.dumps(turn.reply),
+    }
+    return _insert(db, "turns", columns)
+
+
+def insert_turns(
+    db: sqlite3.Connection, chat: Chat, turns: Sequence[Turn], steps: Mapping[int, bytes]
+) -> None:
+    """Insert turns, parents before their children. Their ids, the chat's leaf and the keys of
+    ``steps`` refer only to each other; in the database all get new ids."""
+    new: dict[int | None, int | None] = {None: None}
+    for turn in turns:
+        fields = {**vars(turn), "chat": chat.id, "parent": new[turn.parent]}
+        new[turn.id] = insert_turn(db, Turn(**fields))
+        if turn.id in steps:
+            db.execute("INSERT INTO steps VALUES (?, ?)", (new[turn.id], steps[turn.id]))
+    set_fields(db, chat.id, leaf=new[chat.leaf])
+
+
+def _insert(db: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
+    marks = ", ".join("?" * len(columns))
+    names = ", ".join(columns)
+    done = db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(columns.values()))
+    return int(done.lastrowid or 0)
+
+
+def live_turns(db: sqlite3.Connection, chat: str) -> list[Turn]:
+    """All turns that were not deleted, parents before their children."""
+    found = db.execute(
+        "SELECT * FROM turns WHERE chat = ? AND deleted_at IS NULL ORDER BY id", (chat,)
+    )
+    return [turn_of(row) for row in found]
+
+
+def latest_below(db: sqlite3.Connection, turn: int) -> int:
+    """The latest of a turn and those that follow it: a leaf, since children have later ids."""
+    query = f"SELECT max(id) FROM turns WHERE deleted_at IS NULL AND id IN ({BELOW})"
+    return int(db.execute(query, (turn,)).fetchone()[0])
+
+
+def steps_of(db: sqlite3.Connection, chat: str) -> dict[int, bytes]:
+    query = "SELECT turn, records FROM steps JOIN turns ON turns.id = turn WHERE chat = ?"
+    return {row["turn"]: row["records"] for row in db.execute(query, (chat,))}
+
+
+def path_to(
+    db: sqlite3.Connection, leaf: int | None, limit: int | None = None
+) -> list[tuple[Turn, tuple[int, ...]]]:
+    """The last ``limit`` turns up to ``leaf``, each with the ids of its siblings and its own."""
+    rows = db.execute(_PATH, (leaf, -1 if limit is None else limit)).fetchall()
+    return [(turn_of(row), tuple(json.loads(row["siblings"]))) for row in reversed(rows)]
+
+
+def title_of(turns: Sequence[Turn]) -> str:
+    """A chat's title by its first message: the first line, or the name of the first file."""
+    lines = [line for turn in turns[:1] for line in turn.text.splitlines()]
+    names = [str(file.get("name", "")) for turn in turns[:1] for file in turn.files]
+    return next(filter(None, map(str.strip, lines + names)), "")[:TITLE_LENGTH]

@@ -1,0 +1,41 @@
+"""Full-text search in titles and turns."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from app.store.records import Hit
+from app.store.rows import CHAT, chat_of, clean
+
+SNIPPET_WORDS = 16
+_LIVE = "chats.owner = ? AND chats.deleted_at IS NULL"
+_SNIPPET = "snippet({table}, 0, char(2), char(3), '…', {n}) AS snippet"
+_TITLES = f"""SELECT {CHAT}, NULL AS turn, {_SNIPPET.format(table="titles", n=SNIPPET_WORDS)}
+FROM titles JOIN chats ON chats.number = titles.rowid
+WHERE titles MATCH ? AND {_LIVE} ORDER BY titles.rank, changed_at DESC LIMIT ?"""
+_TEXTS = f"""SELECT {CHAT}, turns.id AS turn, {_SNIPPET.format(table="texts", n=SNIPPET_WORDS)}
+FROM texts JOIN turns ON turns.id = texts.rowid JOIN chats ON chats.id = turns.chat
+WHERE texts MATCH ? AND {_LIVE} AND turns.deleted_at IS NULL
+ORDER BY texts.rank, turns.id DESC LIMIT ?"""
+
+
+def find(db: sqlite3.Connection, owner: str, text: str, limit: int) -> list[Hit]:
+    """Titles, then turns, that have all words of ``text``, of which the last is a prefix."""
+    # Quoted, a word is text alone: FTS5's operators and marks in it mean nothing.
+    words = [word.replace('"', '""') for word in clean(text).replace("\0", " ").split()]
+    if not words:
+        return []
+    query = " ".join(f'"{word}"' for word in words) + "*"
+    hits: list[Hit] = []
+    for statement in (_TITLES, _TEXTS):
+        rows = db.execute(statement, (query, owner, limit - len(hits)))
+        hits += [Hit(chat_of(row), row["turn"], _balanced(row["snippet"])) for row in rows]
+    return hits
+
+
+def _balanced(snippet: str) -> str:
+    """The snippet; without its marks if the text itself has such characters."""
+    marks = [mark for mark in snippet if mark in "\2\3"]
+    if marks == ["\2", "\3"] * (len(marks) // 2):
+        return snippet
+    return snippet.replace("\2", "").replace("\3", "")

@@ -1,0 +1,445 @@
+"""The chats of all owners: the operations that the page's routes and jobs use.
+
+Calls come from any thread and wait for the database's thread. Owners never see each other's chats:
+NoSuchChat is raised as if they did not exist. What was deleted can be restored for a day.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import platformdirs
+
+from app.store import exports, imports, search
+from app.store.database import Database
+from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, Role, State, Turn
+from app.store.rescue import rescue
+from app.store.rows import (
+    BELOW,
+    chat_of,
+    clean,
+    get_chat,
+    get_turn,
+    insert_chat,
+    insert_turn,
+    insert_turns,
+    latest_below,
+    live_turns,
+    new_id,
+    path_to,
+    set_fields,
+    steps_of,
+    title_of,
+    turn_of,
+)
+from app.store.schema import SCHEMA
+
+KEEP_DELETED = 24 * 3600.0  # seconds
+MOST_STEP_BYTES = 256_000_000
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def default_file() -> Path:
+    """Where this user's chats are."""
+    return platformdirs.user_data_path("speculation", appauthor=False) / "chats.db"
+
+
+# Of both, the method runs in the database's thread, in one transaction.
+def _reads(
+    method: Callable[Concatenate[Store, Connection, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    @functools.wraps(method)
+    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.database.read(lambda db: method(self, db, *args, **kwargs))
+
+    return call
+
+
+def _writes(
+    method: Callable[Concatenate[Store, Connection, P], T],
+) -> Callable[Concatenate[Store, P], T]:
+    @functools.wraps(method)
+    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.database.write(lambda db: method(self, db, *args, **kwargs))
+
+    return call
+
+
+class Store:
+    """Chats in a file, or in memory alone if ``path`` is ``:memory:``.
+
+    notice           what the user should know about the file's opening; else empty
+    most_step_bytes  of the steps of all replies; the oldest replies' go first
+    first_turn       the least id of a turn, so that two stores can have different ones
+    Raises StoreError if the file cannot be opened or a newer version wrote it.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        most_step_bytes: int = MOST_STEP_BYTES,
+        first_turn: int = 1,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.database = Database(path, SCHEMA)
+        self.notice = ""
+        self._most_step_bytes = most_step_bytes
+        self._first_turn = first_turn
+        self._clock = clock
+        self._interrupted = self._begin()
+
+    def close(self) -> None:
+        self.database.close()
+
+    @_writes
+    def _begin(self, db: Connection) -> list[Turn]:
+        """Purge what was deleted long ago and mark the replies that a server left running."""
+        damaged = self.database.damaged
+        if damaged is not None:
+            self.notice = (
+                f"The file of your chats was damaged. It is now {damaged}. "
+                f"Chats that could be read and are still here: {rescue(db, damaged)}."
+            )
+        for table in ("chats", "turns"):
+            deleted_before = self._clock() - KEEP_DELETED
+            db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", (deleted_before,))
+        if self._first_turn > 1:
+            last = self._first_turn - 1
+            db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
+        # Of a second server's running replies too: its next save marks them as running again.
+        found = [turn_of(row) for row in db.execute("SELECT * FROM turns WHERE state = 'running'")]
+        db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
+        return [_ended(turn) for turn in found]
+
+    def interrupted(self) -> list[Turn]:
+        """The replies that were still running when the last server ended."""
+        return self._interrupted
+
+    # Chats
+
+    @_reads
+    def chats(
+        self,
+        db: Connection,
+        owner: str,
+        *,
+        folder: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+    ) -> list[Chat]:
+        """Pinned ones first, then the latest; those listed after the chat ``before``.
+
+        ``folder`` empty: those in no folder; None: all.
+        """
+        query = """SELECT * FROM chats WHERE owner = :owner AND deleted_at IS NULL
+            AND (:folder IS NULL OR folder = :folder)
+            AND (:before IS NULL OR (is_pinned, changed_at, number) <
+                (SELECT is_pinned, changed_at, number FROM chats WHERE id = :before))
+            ORDER BY is_pinned DESC, changed_at DESC, number DESC LIMIT :limit"""
+        asked = {"owner": owner, "folder": folder, "before": before, "limit": limit}
+        return [chat_of(row) for row in db.execute(query, asked)]
+
+    @_reads
+    def folders(self, db: Connection, owner: str) -> list[str]:
+        query = """SELECT DISTINCT folder FROM chats
+            WHERE owner = ? AND deleted_at IS NULL AND folder != '' ORDER BY folder"""
+        return [row["folder"] for row in db.execute(query, (owner,))]
+
+    @_reads
+    def chat(self, db: Connection, chat: str, owner: str) -> Chat:
+        return get_chat(db, chat, owner)
+
+    @_writes
+    def new_chat(
+        self, db: Connection, owner: str, settings: Mapping[str, Any], title: str = ""
+    ) -> Chat:
+        now, title = self._clock(), title.strip()
+        chat = Chat(new_id(), owner, title, bool(title), now, now, False, "", settings, None)
+        insert_chat(db, chat)
+        return get_chat(db, chat.id, owner)
+
+    @_writes
+    def change_chat(
+        self,
+        db: Connection,
+        chat: str,
+        owner: str,
+        *,
+        title: str | None = None,
+        is_pinned: bool | None = None,
+        folder: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        leaf: int | None = None,
+    ) -> Chat:
+        """Change what is not None. With an empty title, the first message gives it again."""
+        get_chat(db, chat, owner)
+        if title is not None:
+            given = clean(title.strip())
+            title = given or title_of(live_turns(db, chat))
+            set_fields(db, chat, title=title, is_named=bool(given))
+        if is_pinned is not None:
+            set_fields(db, chat, is_pinned=is_pinned)
+        if folder is not None:
+            set_fields(db, chat, folder=clean(folder.strip()))
+        if settings is not None:
+            set_fields(db, chat, settings=json.dumps(settings))
+        if leaf is not None:
+            set_fields(db, chat, leaf=get_turn(db, leaf, owner, chat=chat).id)
+        return get_chat(db, chat, owner)
+
+    @_writes
+    def delete_chat(self, db: Connection, chat: str, owner: str) -> Chat:
+        get_chat(db, chat, owner)
+        set_fields(db, chat, deleted_at=self._clock())
+        return get_chat(db, chat, owner, deleted=True)
+
+    @_writes
+    def restore_chat(self, db: Connection, chat: str, owner: str) -> Chat:
+        get_chat(db, chat, owner, deleted=True)
+        set_fields(db, chat, deleted_at=None)
+        return get_chat(db, chat, owner)
+
+    @_writes
+    def duplicate(self, db: Connection, chat: str, owner: str, turn: int) -> Chat:
+        """A new chat with the turns up to ``turn``."""
+        get_turn(db, turn, owner, chat=chat)
+        found, now = get_chat(db, chat, owner), self._clock()
+        about = {"title": f"{found.title} (copy)", "is_named": True, "is_pinned": False}
+        times = {"created_at": now, "changed_at": now}
+        copy = Chat(**{**vars(found), **about, **times, "id": new_id(), "leaf": turn})
+        insert_chat(db, copy)
+        insert_turns(db, copy, [_ended(one) for one, _ in path_to(db, turn)], steps_of(db, chat))
+        self._drop_steps(db)
+        return get_chat(db, copy.id, owner)
+
+    # Turns
+
+    @_reads
+    def path(
+        self,
+        db: Connection,
+        chat: str,
+        owner: str,
+        leaf: int | None = None,
+        *,
+        before: int | None = None,
+        limit: int | None = None,
+    ) -> list[tuple[Turn, tuple[int, ...]]]:
+        """The turns from the first to ``leaf`` (else the chat's own), each with its siblings' ids,
+        its own among them; the last ``limit`` of them before the turn ``before``."""
+        last = get_chat(db, chat, owner).leaf
+        if leaf is not None:
+            last = get_turn(db, leaf, owner, chat=chat).id
+        if before is not None:
+            last = get_turn(db, before, owner, chat=chat).parent
+        return path_to(db, last, limit)
+
+    @_reads
+    def turn(self, db: Connection, turn: int, owner: str) -> Turn:
+        return get_turn(db, turn, owner)
+
+    @_writes
+    def add_turn(
+        self,
+        db: Connection,
+        chat: str,
+        owner: str,
+        parent: int | None,
+        role: Role,
+        text: str,
+        files: Sequence[Mapping[str, Any]] = (),
+        reply: Mapping[str, Any] | None = None,
+        state: State = "done",
+    ) -> Turn:
+        """Add a turn below ``parent``; it becomes the chat's leaf."""
+        found, now = get_chat(db, chat, owner), self._clock()
+        if parent is not None:
+            get_turn(db, parent, owner, chat=chat)
+        turn = Turn(0, chat, parent, role, text, tuple(files), reply or {}, state, now)
+        added = get_turn(db, insert_turn(db, turn), owner)
+        set_fields(db, chat, leaf=added.id, changed_at=now)
+        if not found.title:
+            set_fields(db, chat, title=title_of([added]))
+        return added
+
+    @_writes
+    def save_reply(
+        self, db: Connection, turn: int, text: str, reply: Mapping[str, Any], state: State
+    ) -> None:
+        """Replace what is kept of a reply. Raises NoSuchChat if there is no such turn."""
+        done = db.execute(
+            "UPDATE turns SET text = ?, reply = ?, state = ? WHERE id = ?",
+            (clean(text), json.dumps(reply), state, turn),
+        )
+        if not done.rowcount:
+            raise NoSuchChat("turn")
+
+    @_writes
+    def choose(self, db: Connection, turn: int, owner: str) -> Chat:
+        """Show the branch with the latest turn below this one."""
+        found = get_turn(db, turn, owner)
+        set_fields(db, found.chat, leaf=latest_below(db, turn))
+        return get_chat(db, found.chat, owner)
+
+    @_writes
+    def delete_turn(self, db: Connection, turn: int, owner: str) -> Chat:
+        """Delete a turn and what follows it. If the branch that is shown had it, the latest
+        sibling's is shown instead, else the one that ends with the parent."""
+        found = get_turn(db, turn, owner)
+        db.execute(
+            f"UPDATE turns SET deleted_at = ? WHERE deleted_at IS NULL AND id IN ({BELOW})",
+            (self._clock(), turn),
+        )
+        shown = get_chat(db, found.chat, owner).leaf
+        if shown in (row["id"] for row in db.execute(BELOW, (turn,))):
+            query = """SELECT max(id) FROM turns
+                WHERE chat = ? AND parent IS ? AND deleted_at IS NULL"""
+            sibling = db.execute(query, (found.chat, found.parent)).fetchone()[0]
+            leaf = found.parent if sibling is None else latest_below(db, sibling)
+            set_fields(db, found.chat, leaf=leaf)
+        return get_chat(db, found.chat, owner)
+
+    @_writes
+    def restore_turn(self, db: Connection, turn: int, owner: str) -> Chat:
+        """Undo ``delete_turn``, and show the branch again."""
+        found = get_turn(db, turn, owner, deleted=True)
+        if found.parent is not None:
+            get_turn(db, found.parent, owner)
+        db.execute(
+            f"UPDATE turns SET deleted_at = NULL WHERE deleted_at = ? AND id IN ({BELOW})",
+            (found.deleted_at, turn),
+        )
+        set_fields(db, found.chat, leaf=latest_below(db, turn))
+        return get_chat(db, found.chat, owner)
+
+    @_reads
+    def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
+        """Titles, then turns, that have all words of ``text``; the last may be incomplete."""
+        return search.find(db, owner, text, limit)
+
+    # Presets
+
+    @_reads
+    def presets(self, db: Connection, owner: str) -> list[Preset]:
+        rows = db.execute("SELECT * FROM presets WHERE owner = ? ORDER BY name", (owner,))
+        return [Preset(row["id"], row["name"], json.loads(row["settings"])) for row in rows]
+
+    @_writes
+    def save_preset(
+        self, db: Connection, owner: str, name: str, settings: Mapping[str, Any]
+    ) -> Preset:
+        """Add a preset, or replace the owner's preset of that name."""
+        name = clean(name.strip())
+        db.execute(
+            """INSERT INTO presets (owner, name, settings) VALUES (?, ?, ?)
+            ON CONFLICT (owner, name) DO UPDATE SET settings = excluded.settings""",
+            (owner, name, json.dumps(settings)),
+        )
+        query = "SELECT id FROM presets WHERE owner = ? AND name = ?"
+        return Preset(db.execute(query, (owner, name)).fetchone()[0], name, dict(settings))
+
+    @_writes
+    def delete_preset(self, db: Connection, owner: str, preset: int) -> None:
+        done = db.execute("DELETE FROM presets WHERE owner = ? AND id = ?", (owner, preset))
+        if not done.rowcount:
+            raise NoSuchChat("preset")
+
+    # Steps
+
+    @_writes
+    def save_steps(self, db: Connection, turn: int, blob: bytes) -> None:
+        """Keep a reply's steps, and drop the oldest replies' if all exceed the limit."""
+        if db.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is None:
+            raise NoSuchChat("turn")
+        db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?)", (turn, blob))
+        self._drop_steps(db)
+
+    def _drop_steps(self, db: Connection) -> None:
+        db.execute(
+            """DELETE FROM steps WHERE turn IN (SELECT turn FROM (
+                SELECT turn, sum(length(records)) OVER (ORDER BY turn DESC) AS total FROM steps
+            ) WHERE total > ?)""",
+            (self._most_step_bytes,),
+        )
+
+    @_reads
+    def steps(self, db: Connection, turn: int, owner: str) -> bytes | None:
+        """A reply's steps; None if it has none, or if they were dropped."""
+        get_turn(db, turn, owner)
+        row = db.execute("SELECT records FROM steps WHERE turn = ?", (turn,)).fetchone()
+        return None if row is None else bytes(row["records"])
+
+    # Export and import
+
+    def export(self, owner: str, chat: str | None = None) -> Iterator[dict[str, Any]]:
+        """A chat, or all of the owner's, each with all of its turns and their steps."""
+        chats = self._ids(owner) if chat is None else [self.chat(chat, owner).id]
+        return (self._export(one, owner) for one in chats)
+
+    @_reads
+    def _ids(self, db: Connection, owner: str) -> list[str]:
+        query = "SELECT id FROM chats WHERE owner = ? AND deleted_at IS NULL ORDER BY number"
+        return [row["id"] for row in db.execute(query, (owner,))]
+
+    @_reads
+    def _export(self, db: Connection, chat: str, owner: str) -> dict[str, Any]:
+        found = get_chat(db, chat, owner, deleted=True)  # deleted since the first was exported
+        return exports.as_dict(found, live_turns(db, chat), steps_of(db, chat))
+
+    def export_json(self, owner: str, chat: str | None = None) -> Iterator[str]:
+        """The same as a JSON file, in parts."""
+        return exports.as_json(self.export(owner, chat))
+
+    @_reads
+    def as_markdown(self, db: Connection, chat: str, owner: str) -> str:
+        """The branch of a chat that is shown, as a Markdown document."""
+        found = get_chat(db, chat, owner)
+        return exports.as_markdown(found, [turn for turn, _ in path_to(db, found.leaf)])
+
+    def import_(self, owner: str, data: object) -> Imported:
+        """Add the chats of an export: ours, ChatGPT's, Open WebUI's, or earlier versions'.
+
+        ``data`` is JSON, as text or already read. Each chat is added as a whole or not at all.
+        Raises StoreError if it is no such export.
+        """
+        found, refused = imports.read(data, self._clock())
+        added = [self._add(owner, one) for one in found]
+        chats = tuple(chat for chat in added if chat is not None)
+        return Imported(chats, len(added) - len(chats), tuple(refused))
+
+    @_writes
+    def _add(self, db: Connection, owner: str, found: imports.Found) -> Chat | None:
+        """Add a chat; None if it is there already, or was deleted and is now restored."""
+        rows = db.execute(
+            "SELECT id, owner, origin FROM chats WHERE id = ? OR (owner = ? AND origin = ?)",
+            (found.chat.id, owner, found.origin),
+        ).fetchall()
+        for row in (row for row in rows if row["owner"] == owner):
+            turns = live_turns(db, row["id"])
+            if found.origin in (row["origin"], imports.origin(found.source, turns)):
+                set_fields(db, row["id"], deleted_at=None)
+                return None
+        is_free = found.chat.id and all(row["id"] != found.chat.id for row in rows)
+        chat = replace(
+            found.chat,
+            id=found.chat.id if is_free else new_id(),
+            owner=owner,
+            title=found.chat.title or title_of(found.turns),
+        )
+        insert_chat(db, chat, found.origin)
+        insert_turns(db, chat, found.turns, found.steps)
+        self._drop_steps(db)
+        return get_chat(db, chat.id, owner)
+
+
+def _ended(turn: Turn) -> Turn:
+    return replace(turn, state="interrupted") if turn.state == "running" else turn

@@ -1,0 +1,148 @@
+"""The steps of a reply: kept, read back and joined; and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.page.outcome import outcome
+from app.page.steps import cells, pack, shown, unpack
+from app.worker.messages import Done, Node, StepRecord
+from tests.support.fake_backend import DONE
+
+AUTO = replace(DONE, method="auto", n_tokens=99, n_first=1, n_drafted=80, n_accepted=60)
+
+
+def plain(piece: str = "a", decode_ms: float = 10.0) -> StepRecord:
+    return StepRecord(0.1, decode_ms, 0.2, 1, 1, (), (), piece)
+
+
+def drafted(*pieces: str, source: str = "suffix", bonus: str = "!", **more: Any) -> StepRecord:
+    """A step whose drafts are a chain, all of them accepted."""
+    nodes = tuple(Node(i - 1, piece, source) for i, piece in enumerate(pieces))
+    record = StepRecord(1.0, 20.0, 0.5, len(nodes) + 1, 1, nodes, tuple(range(len(nodes))), bonus)
+    return record._replace(**more)
+
+
+def test_steps_are_kept_small_and_read_back_as_they_were() -> None:
+    tree = StepRecord(
+        0.5,
+        12.25,
+        0.125,
+        4,
+        2,
+        (Node(-1, " \ufffd", "suffix"), Node(-1, "é", "recycling"), Node(1, "x", "suffix")),
+        (1, 2),
+        "",
+    )
+    kept = pack([plain(), tree], "auto")
+    assert json.loads(shown(kept)) == {
+        "method": "auto",
+        "sources": ["suffix", "recycling"],
+        "steps": [
+            [0.1, 10.0, 0.2, 1, 1, [], [], "a"],
+            [0.5, 12.25, 0.125, 4, 2, [[-1, " \ufffd", 0], [-1, "é", 1], [1, "x", 0]], [1, 2], ""],
+        ],
+    }
+    assert unpack(kept) == ([plain(), tree], "auto")
+    assert len(pack([plain()] * 2000, "auto")) < 1000
+
+
+def test_the_bar_has_a_cell_for_each_step_but_the_first_and_joins_neighbours() -> None:
+    steps = [plain("prompt", 999.0), plain(), drafted("b", "c"), plain("", 5.0)]
+    assert cells(steps) == [[10.3, 1], [21.5, 3], [5.3, 0]]
+    assert cells([]) == cells(steps[:1]) == []
+    joined = cells([plain(), *[plain(), drafted("b", "c")] * 399])
+    assert (len(joined), joined[0], joined[-1]) == (400, [10.3, 1], [31.8, 2])
+    assert sum(spent for spent, _ in joined) == pytest.approx(399 * 31.8)
+
+
+def said(*records: StepRecord, done: Done = AUTO, message: str = "", **more: Any) -> str:
+    return outcome(done, records, message, **more).sentence
+
+
+TEXT = "one two three four"
+COPIED = drafted(" two", " three", bonus=" four")
+PLAIN = [plain() for _ in range(8)]  # 10.2 ms without drafting
+
+
+def test_a_sentence_says_how_fast_it_was_and_where_the_drafts_came_from() -> None:
+    # 98 tokens after the first step: 30 times three in 14.8 ms, and eight in 10.3 ms each. Plain
+    # steps without drafting take 10.2 ms.
+    copied = [plain("one"), *[COPIED._replace(decode_ms=13.3, bonus="one")] * 30, *PLAIN]
+    about = "About 1.9× as fast as plain decoding: 60 of 99 tokens were copied from your message"
+    assert said(*copied, message=TEXT) == about
+    copied[-1] = plain(decode_ms=500.0)  # a pause
+    assert said(*copied, message=TEXT) == about
+    # A run of the same text is no estimate.
+    slow_run = replace(AUTO, method="ar", decode_seconds=2.5)
+    assert said(*copied, message=TEXT, plain=slow_run) == about.replace("About 1.9", "2.5")
+    # The token before it is another one in the message.
+    assert said(plain("ten"), *[COPIED] * 30, *PLAIN, message=TEXT).endswith(
+        "60 of 99 tokens were copied from earlier text"
+    )
+    mixed = [*copied[:21], *[drafted("x", "y", source="recycling")] * 10, *PLAIN]
+    assert said(*mixed, message=TEXT).endswith(
+        ": 60 of 99 tokens were drafted, 40 of them copied from your message"
+    )
+    eagle = [plain(), *[drafted("x", "y", source="eagle-3")] * 30, *PLAIN]
+    assert said(*eagle).endswith(": 60 of 99 tokens were drafted by eagle-3")
+
+
+def test_a_sentence_says_when_drafts_did_not_pay() -> None:
+    costs = (10.0, 12.0, 15.0, 19.0)
+    none = replace(AUTO, n_drafted=0, n_accepted=0, decode_ms=costs)
+    assert said(*PLAIN, done=none) == "No drafts: checking 4 tokens costs 1.9 times one here"
+    assert said(*PLAIN, done=replace(none, decode_ms=(10.0, 10.1, 10.5, 11.0))) == (
+        "No drafts: none was likely enough, though checking 4 tokens costs only 1.1 times one here"
+    )
+    few = replace(AUTO, n_accepted=5, n_drafted=60, decode_seconds=1.4)
+    # By the learnt cost of a decode, 98 tokens take 0.98 s.
+    assert said(plain(), drafted("x"), done=replace(few, decode_ms=costs)) == (
+        "Slower than plain decoding, about 0.7× as fast: 5 of 60 drafts were accepted"
+    )
+    long = drafted("x")._replace(draft_ms=20.0)
+    assert said(plain(), long, done=few, plain_speed=100.0) == (
+        "Slower than plain decoding, about 0.7× as fast: drafting took 49% of the time"
+    )
+    wrong = replace(AUTO, n_accepted=0, n_drafted=4)
+    assert said(plain(), *PLAIN, done=wrong) == (
+        "About as fast as plain decoding: none of 4 drafts was accepted"
+    )
+
+
+def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
+    came = "60 of 99 tokens were drafted"
+    assert said() == f"The speed of plain decoding is not known here: {came}"
+    short = replace(AUTO, n_tokens=12, n_accepted=1, decode_seconds=0.3)
+    assert said(plain(), drafted("x"), *PLAIN, done=short) == (
+        "Too short to tell a speed-up: 1 of 12 tokens was copied from earlier text"
+    )
+    # Two runs must be longer than the plain steps of one.
+    assert said(
+        plain=replace(AUTO, decode_seconds=0.8), done=replace(AUTO, decode_seconds=0.4)
+    ) == (f"Too short to tell a speed-up: {came}")
+    beside = [plain(), drafted("x", n_texts=2), *PLAIN]
+    assert said(*beside) == f"Written beside other texts, so its speed-up is not known: {came}"
+    assert said(done=replace(AUTO, method="ar")) == "Plain decoding: one token a step, no drafts"
+    assert said(done=Done("cancelled", "auto")) == "No tokens were written"
+
+
+def test_the_figures_say_what_is_known_of_plain_decoding() -> None:
+    done = replace(AUTO, n_steps=11, finish_reason="length", decode_ms=(10.0, 12.0, 15.0, 19.0))
+    assert outcome(done, [plain(), COPIED, *PLAIN], TEXT, n_left_out=1).figures == (
+        ("Speed", "98 tokens/s"),
+        ("A plain step", "10.2 ms, the median of 8 in this reply"),
+        ("Tokens per step", "9.0"),
+        ("Accepted", "60 of 80 drafts (75%)"),
+        ("Accepted drafts", "2 by suffix"),
+        ("A step", "drafting 0.20 ms, decoding 11.1 ms, accepting 0.23 ms"),
+        ("Checking 4 tokens", "1.9 times one"),
+        ("First token", "after 0.25 s, 228 of 228 prompt tokens read"),
+        ("Context", "327 of 2048 tokens"),
+        ("Left out", "1 turn"),
+        ("End", "length limit"),
+    )

@@ -1,0 +1,215 @@
+"""The file of chats: private, versioned, and whole after damage, kills and full disks."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.store import Store, StoreError
+from app.store.database import Database
+from app.store.schema import SCHEMA
+from tests.app.store.test_store import talk, texts
+
+
+def test_a_file_and_its_folder_are_private_and_any_thread_may_ask(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "chats.db"
+    store = Store(file)
+    chat, _ = talk(store, "hello")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in [file.parent, *file.parent.iterdir()]]
+    assert modes == [0o700, 0o600, 0o600, 0o600]  # with the log and its index
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda n: store.add_turn(chat.id, "", None, "user", str(n)), range(20)))
+    store.close()
+    store = Store(file)
+    turns = store.path(chat.id, "")
+    assert len(turns[0][1]) == 21
+    store.close()
+
+
+def test_a_damaged_file_is_moved_aside_and_what_can_be_read_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    file.write_bytes(b"not a database" * 1000)
+    store = Store(file)
+    (moved,) = tmp_path.glob("chats-damaged-*.db")
+    assert store.notice == (
+        f"The file of your chats was damaged. It is now {moved}. "
+        "Chats that could be read and are still here: 0."
+    )
+    assert moved.read_bytes() == b"not a database" * 1000
+    assert store.chats("") == []
+    for n in range(20):
+        talk(store, f"chat {n}", "long " * 2000)
+    store.close()
+    content = bytearray(file.read_bytes())
+    content[-len(content) // 4 :] = bytes(len(content) // 4)
+    file.write_bytes(content)
+    store = Store(file)
+    assert len(list(tmp_path.glob("chats-damaged-*.db"))) == 2
+    kept = store.chats("")
+    assert store.notice.endswith(f"still here: {len(kept)}.")
+    assert 5 < len(kept) < 20
+    for chat in kept:
+        assert texts(store, chat) == [chat.title, "long " * 2000]
+    store.close()
+    store = Store(file)
+    assert store.notice == ""
+    store.close()
+
+
+def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    Store(file).close()
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    connection.close()
+    before = file.read_bytes()
+    with pytest.raises(
+        StoreError, match=r"schema 9; this one reads up to 1\). Update this program"
+    ):
+        Store(file)
+    assert file.read_bytes() == before
+
+
+def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "chats.db"
+    store = Store(file)
+    chat, _ = talk(store, "hello")
+    store.close()
+    step = "ALTER TABLE chats ADD COLUMN colour TEXT\n\nCREATE TABLE more (id)"
+    with pytest.raises(StoreError, match="no such table"):
+        Database(file, (*SCHEMA, f"{step}\n\nINSERT INTO nowhere VALUES (1)"))
+    store = Store(file)  # still version 1
+    assert texts(store, chat) == ["hello"]
+    store.close()
+    database = Database(file, (*SCHEMA, step))
+    rows = database.read(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
+    assert [tuple(row) for row in rows] == [("hello", None)]
+    database.close()
+    copy = tmp_path / "chats-v1.db"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    store = Store(copy)
+    assert texts(store, chat) == ["hello"]
+    store.close()
+
+
+def test_a_full_disk_refuses_a_message_and_loses_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "chats.db")
+    chat, (_, reply) = talk(store, "hello", "reply")
+
+    def set_pages(n: int) -> None:
+        store.database.read(lambda db: db.execute(f"PRAGMA max_page_count = {n}").fetchone())
+
+    set_pages(1)  # no page more than there are
+    for _ in range(2):
+        with pytest.raises(StoreError, match="the disk is full. Free some space, then try again"):
+            store.add_turn(chat.id, "", reply, "user", "long " * 10_000)
+    assert texts(store, chat) == ["hello", "reply"]
+    set_pages(1_000_000)
+    store.add_turn(chat.id, "", reply, "user", "long " * 10_000)
+    assert texts(store, chat) == ["hello", "reply", "long " * 10_000]
+    store.close()
+
+
+def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "chats.db", tmp_path):
+        with pytest.raises(StoreError, match=f"Chats cannot be kept in {path}"):
+            Store(path)
+
+
+def test_a_second_server_does_not_end_the_replies_of_the_first(tmp_path: Path) -> None:
+    first = Store(tmp_path / "chats.db")
+    chat, (ask,) = talk(first, "ask")
+    reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    first.save_reply(reply.id, "half", {}, "running")
+    second = Store(tmp_path / "chats.db")
+    assert [(turn.text, turn.state) for turn in second.interrupted()] == [("half", "interrupted")]
+    first.save_reply(reply.id, "half of", {}, "running")
+    assert second.turn(reply.id, "").state == "running"
+    first.save_reply(reply.id, "all of it", {"n": 1}, "done")
+    second.add_turn(chat.id, "", reply.id, "user", "thanks")
+    assert texts(first, chat) == ["ask", "all of it", "thanks"]
+    first.close()
+    second.close()
+
+
+# Forks a writer, kills it, and forks the next, which first looks for what the writers before it
+# were told is kept. Each line that a writer sends says what it was told: id, text and state.
+KILLED = """
+import json, os, random, signal, sys, time
+from app.store import Store
+
+def check(store, told):
+    for id, (text, state) in told.items():
+        turn = store.turn(id, "")
+        if not turn.text.startswith(text) or turn.state == "running":
+            sys.exit(f"lost: {id} {turn}")
+        if state == "done" and (turn.text, turn.state) != (text, "done"):
+            sys.exit(f"changed: {id} {turn}")
+
+def write(file, told, tell):
+    store = Store(file)
+    check(store, told)
+    chat, parent = store.new_chat("", {}), None
+    while True:
+        ask = store.add_turn(chat.id, "", parent, "user", "ask")
+        tell(ask.id, "ask", "done")
+        reply = store.add_turn(chat.id, "", ask.id, "assistant", "", state="running")
+        tell(reply.id, "", "running")
+        for n in range(1, 9):
+            text, state = "word " * n, "done" if n == 8 else "running"
+            store.save_reply(reply.id, text, {"n": n}, state)
+            tell(reply.id, text, state)
+        parent = reply.id
+
+told, file = {}, sys.argv[1]
+rng = random.Random(1)
+for life in range(20):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        write(file, told, lambda *what: os.write(writing, (json.dumps(what) + "\\n").encode()))
+    os.close(writing)
+    with open(reading) as lines:
+        first = lines.readline()  # it is at work
+        time.sleep(rng.uniform(0, 0.06))
+        os.kill(child, signal.SIGKILL)
+        for line in [first, *lines]:
+            if line.endswith("\\n"):
+                id, text, state = json.loads(line)
+                told[id] = (text, state)
+    if os.waitpid(child, 0)[1] != signal.SIGKILL:
+        sys.exit("a writer ended by itself")
+print(json.dumps(told))
+"""
+
+
+def test_a_killed_server_keeps_all_that_it_said_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    store = Store(file)
+    assert store.notice == ""
+    assert len(store.chats("")) == 20
+    states = set()
+    for number, (text, state) in told.items():
+        turn = store.turn(int(number), "")
+        assert turn.text.startswith(text)
+        assert turn.state in (("done",) if state == "done" else ("done", "interrupted"))
+        states.add(turn.state)
+    assert states == {"done", "interrupted"}
+    assert store.search("", "word") != []
+    store.close()

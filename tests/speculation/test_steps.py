@@ -1,0 +1,111 @@
+"""The steps of a text, for whoever asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batching.slots import Slots
+from batching.tree import TokenTree
+from speculation.decode import Batch, step
+from speculation.drafter import DraftBudget, Drafter
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.engine import Engine
+from speculation.runtime import Runtime
+from speculation.steps import Draft, RecordedStep
+from tests.support.exact import EXACT
+from tests.support.fake_target import FakeTarget, plain_text, prompt_of
+from tests.support.written import WrittenText, write
+
+
+class Guesses(Drafter):
+    """Drafts a tree after the text's second token, and another one after its fifth."""
+
+    def strength(self, tokens: Sequence[int]) -> int:
+        return int(tokens[-1] in (1, 9))
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        if tokens[-1] == 1:
+            tree.add_chain(0, [2, 5])
+            tree.add_chain(1, [7, 2])
+        if tokens[-1] == 9:
+            tree.add_chain(0, [6, 5, 4])
+
+
+def test_a_step_tells_its_drafts_what_became_text_and_its_times() -> None:
+    assert plain_text(26, n_tokens=8) == [8, 1, 2, 7, 2, 9, 6, 5]
+    slots = Slots(FakeTarget(), 1)
+    text = WrittenText(prompt_of(26), slots.slots[0], [Guesses()], n_tokens=8, record=True)
+    list(write(text, slots))
+    first = [Draft(-1, 2, "ar"), Draft(0, 5, "ar"), Draft(0, 7, "ar"), Draft(2, 2, "ar")]
+    last = [Draft(-1, 6, "ar"), Draft(0, 5, "ar"), Draft(1, 4, "ar")]
+    assert [one[3:] for one in text.steps] == [
+        (1, 1, [], [], 8),
+        (1, 1, (), (), 1),
+        (5, 1, first, [0, 2, 3], 9),
+        (4, 1, last, [0, 1], None),  # the text ends in the middle of the path
+    ]
+    for one in text.steps:
+        assert min(one[:3]) >= 0 < one.decode_seconds
+    assert sum(map(sum, (one[:3] for one in text.steps[1:]))) <= text.stats.decode_seconds
+
+
+def test_the_steps_of_a_text_that_does_not_ask_for_them_are_not_kept() -> None:
+    slots = Slots(FakeTarget(), 1)
+    text = WrittenText(prompt_of(26), slots.slots[0], [Guesses()], n_tokens=8)
+    list(write(text, slots))
+    assert (text.token_ids, text.steps) == ([8, 1, 2, 7, 2, 9, 6, 5], [])
+
+
+def test_a_step_tells_how_many_texts_share_its_decode() -> None:
+    slots = Slots(FakeTarget(), 2)
+    texts = [WrittenText(prompt_of(26), slot, n_tokens=4, record=True) for slot in slots.slots]
+    batch = Batch(slots)
+    for text in texts:
+        assert text.next_piece(99) is None
+    step(texts[:1], batch)
+    while not texts[0].has_ended:
+        step(texts, batch)
+    step(texts[1:], batch)
+    assert [[one.n_texts for one in text.steps] for text in texts] == [[1, 2, 2, 2], [2, 2, 2, 1]]
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_model: Path) -> Iterator[Engine]:
+    """An engine whose rows are so cheap that ``auto`` drafts."""
+    cost = Cost(CostCurve.linear(1e-3, 1e-6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "follow", lambda *step: None)
+        patch.setattr(Runtime, "_measure_cost", lambda runtime: cost)
+        with Engine.load(tiny_model, EXACT) as engine:
+            yield engine
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [("prompt-lookup", {"prompt-lookup"}), ("auto", {"suffix", "recycling"})]
+)
+def test_each_draft_names_its_source_and_the_steps_add_up_to_the_text(
+    drafting: Engine, method: str, own: set[str]
+) -> None:
+    repeated = 8 * "the cat saw a dog "
+    regex = {"regex": "(the (cat|dog) saw [a-z]{1,3} )+"}
+    settings: dict[str, Any] = {"method": method, "max_tokens": 60, "record": True}
+    for sampling, extra in (({}, set[str]()), (regex, {"structure"})):
+        text = drafting.generate(repeated, sampling=sampling, **settings)
+        steps, stats = text.run().steps, text.stats
+        named = {draft.source for one in steps for draft in one.drafts}
+        assert extra <= named <= own | extra and len(named) > len(extra), named
+        assert [token for one in steps for token in tokens_of(one)] == text.token_ids
+        assert sum(len(one.drafts) for one in steps) == stats.n_drafted
+        assert sum(len(one.path) for one in steps) == stats.n_accepted
+        accepted = [one.drafts[node].source for one in steps for node in one.path]
+        for source, n in stats.accepted_by_source.items():
+            assert accepted.count(source) == n
+
+
+def tokens_of(one: RecordedStep) -> list[int]:
+    path = [one.drafts[node].token for node in one.path]
+    return path if one.bonus is None else [*path, one.bonus]

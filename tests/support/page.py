@@ -1,0 +1,104 @@
+"""The page's routes over HTTP in the tests' own process, and what the stream tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app import server
+from app.api.service import Service
+from app.page.chats import Chats
+from app.page.owners import Owners
+from app.page.routes import add_routes
+from app.worker.backend import Backend
+
+Json = dict[str, Any]
+
+
+@contextmanager
+def served(
+    backend: Backend,
+    file: Path,
+    *,
+    host: str = "127.0.0.1",
+    keys: tuple[str, ...] = (),
+    is_one: bool = True,
+) -> Iterator[tuple[str, Chats]]:
+    """Serve the page's routes; yields their address, and the chats."""
+    chats = Chats(backend, file)
+    app = server.endpoint(Service(backend))
+    add_routes(app, chats, Owners(is_one=is_one))
+    listening = server.bind("127.0.0.1", None)
+    server.serve(server.guard(app, host, (), keys, page=True), listening)
+    try:
+        yield server.address("127.0.0.1", listening) + "page/", chats
+    finally:
+        chats.close()
+
+
+class Page:
+    """A client, with the events of its stream."""
+
+    def __init__(self, address: str, **headers: str) -> None:
+        self.client = httpx.Client(base_url=address, headers=headers, timeout=30)
+
+    def ask(self, method: str, path: str, status: int = 200, **body: Any) -> Any:
+        answer = self.client.request(method, path, json=body if body else None)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def get(self, path: str, status: int = 200) -> Any:
+        return self.ask("GET", path, status)
+
+    def post(self, path: str, status: int = 200, **body: Any) -> Any:
+        answer = self.client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def new_chat(self, **body: Any) -> str:
+        return str(self.post("chats", **body)["id"])
+
+    def turns(self, chat: str) -> list[Json]:
+        return list(self.get(f"chats/{chat}")["turns"])
+
+    def events(self, after: int | None, *, last_id: str = "") -> Iterator[tuple[int, str, Json]]:
+        """The stream's events, as (id, kind, data)."""
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        query = {} if after is None else {"after": str(after)}
+        with self.client.stream("GET", "events", params=query, headers=headers) as answer:
+            assert answer.status_code == 200
+            found: dict[str, str] = {}
+            for line in answer.iter_lines():
+                if line.startswith(":"):
+                    continue
+                if line:
+                    name, _, value = line.partition(": ")
+                    found[name] = value
+                elif found:
+                    yield int(found["id"]), found["event"], json.loads(found["data"])
+                    found = {}
+
+    def until_done(self, turn: int, after: int) -> list[tuple[str, Json]]:
+        """The events after one of them, to the end of a reply."""
+        seen = []
+        for _, kind, data in self.events(after):
+            seen.append((kind, data))
+            if (
+                kind == "turn"
+                and data["turn"] == turn
+                and data.get("set", {}).get("state") == "done"
+            ):
+                return seen
+        raise AssertionError("the stream ended")
+
+    def say(self, chat: str, text: str, **body: Any) -> tuple[int, int]:
+        """Send a message and wait for the end of its reply; returns both turns."""
+        seq = self.get("state")["seq"]
+        asked, reply = self.post(f"chats/{chat}/messages", text=text, **body)["turns"]
+        self.until_done(reply["id"], seq)
+        return asked["id"], reply["id"]
