@@ -185,9 +185,11 @@ class Jobs:
         try:
             job.events.hand_over(job.take)
             notice, mark = job.reply.notice, job.mark
-            while not job.is_over:
+            is_over = False
+            while not is_over:
                 await job.changed.wait()
                 job.changed.clear()
+                is_over = job.is_over  # what comes while this is shown is shown, too
                 began = clock()
                 if job.reply.notice != notice:
                     notice = job.reply.notice
@@ -196,7 +198,7 @@ class Jobs:
                 mark = job.mark
                 for change in job.shown.update(job.reply):
                     self._publish(job, change)
-                if not job.is_over:  # showing takes at most a fifth of the time
+                if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
             job.events.close()

@@ -14,7 +14,7 @@ const readChats = tried(async () => {
 // A change that the server tells of, or that this page made.
 function takeChat(changed) {
   chats = chats.filter((one) => one.id !== changed.id);
-  const isShown = !changed.deleted && (folder === null || changed.folder === folder);
+  const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);
   if (isShown) chats.push(changed);
   chats.sort((a, b) => b.is_pinned - a.is_pinned || b.changed_at - a.changed_at);
   if (changed.folder && !server.folders.includes(changed.folder)) server.folders.push(changed.folder);
@@ -211,7 +211,6 @@ function startChats() {
     isIncognito = !isIncognito;
     currentTarget.ariaPressed = String(isIncognito);
     newChat();
-    notify(isIncognito ? "Incognito: a new chat is written nowhere and ends with the server" : "New chats are kept again");
   };
   $("#search").oninput = search;
   $("#folders").onchange = ({ target }) => {

@@ -17,7 +17,7 @@ function showComposer() {
   $("#stop").hidden = !isRunning;
   if (isQueued && !isRunning) send();
   const queued = isQueued ? "Sent when this reply ends. " : "";
-  $("#queued").replaceChildren(queued, ...(queued ? [h("button", { type: "button", onclick: unqueue }, "Wait")] : []));
+  $("#queued").replaceChildren(queued, ...(queued ? [h("button", { type: "button", onclick: unqueue }, "Keep it here")] : []));
 }
 
 function unqueue() {
@@ -38,6 +38,7 @@ async function send() {
   setText($("#refused"), "");
   setFiles([]);
   setBox("");
+  keepDraft();
   try {
     if (!chat) {
       chat = await api("POST", "/chats", { settings, incognito: isIncognito });
@@ -45,15 +46,13 @@ async function send() {
       takeChat(chat);
     }
     const parent = turns.at(-1)?.id ?? null;
-    const { turns: added } = await api("POST", `/chats/${chat.id}/messages`, { text, files, parent, settings });
-    takeBranch({ turns: added });
-    scrollToEnd();
-    keepDraft();
+    await api("POST", `/chats/${chat.id}/messages`, { text, files, parent, settings }); // the stream shows it
   } catch (error) {
     console.warn(error);
     if (!box().value && !attached.length) {
       setBox(text);
       setFiles(files);
+      keepDraft();
     }
     setText($("#refused"), error.message);
   }

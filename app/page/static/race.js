@@ -11,9 +11,8 @@ function openRace({ turn = null, prompt = "", start = false }) {
     select.value = value;
     return select;
   };
-  const plain = usable[0]?.name;
-  const own = settings.method === plain ? "auto" : settings.method;
-  const methods = [choice("First method", plain), choice("Second method", own)];
+  const own = settings.method === "ar" ? "auto" : settings.method;
+  const methods = [choice("First method", "ar"), choice("Second method", own)];
   const go = h("button", { class: "primary" }, "Start");
   const note = h("p", { class: "quiet", role: "status" }, "Each method writes the text three times, in turn. Then both are played on one clock.");
   const error = h("p", { class: "error", role: "alert", hidden: true });
@@ -21,7 +20,8 @@ function openRace({ turn = null, prompt = "", start = false }) {
   const stage = h("div", { class: "stage" });
   const dialog = openDialog("Race", form, error, note, stage);
   dialog.classList.add("race");
-  race = { dialog, note, stage, error, go, prompt };
+  const said = turn ? turns.find(({ id }) => id === turn.parent)?.text : prompt;
+  race = { dialog, note, stage, error, go, said: said ?? "" };
   form.onsubmit = tried(
     async (event) => {
       event.preventDefault();
@@ -109,7 +109,7 @@ function playRace() {
 
 // Draws the result as a picture, in the page's colours.
 function savePicture() {
-  const { result, prompt } = race;
+  const { result, said } = race;
   const [width, height, pad] = [1200, 630, 48];
   const canvas = h("canvas", { width, height });
   const context = canvas.getContext("2d");
@@ -134,7 +134,7 @@ function savePicture() {
     context.fillStyle = colour(n ? "green" : "line");
     context.fillRect(pad, y + 18, (end / longest) * (width - 2 * pad), 44);
   });
-  write(prompt.split("\n")[0].slice(0, 110), pad, height - 80, 20, "quiet");
+  write(said.split("\n")[0].slice(0, 110), pad, height - 80, 20, "quiet");
   write("Made with Speculation, on this machine", pad, height - 44, 20, "quiet");
   canvas.toBlob((blob) => download(blob, "race.png"));
 }

@@ -2,6 +2,7 @@
 
 let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
+const INCOGNITO = "Incognito: this chat is written nowhere. It is gone when you leave it.";
 
 async function openChat(id, turn = null) {
   const got = await api("GET", `/chats/${id}?limit=30`);
@@ -72,14 +73,8 @@ function takeBranch({ turns: added }) {
   if (!added.length) return openChat(chat.id);
   const at = turns.findIndex(({ id }) => id === added[0].parent);
   if (at < 0 && added[0].parent !== null) return openChat(chat.id);
-  turns = [...turns.slice(0, at + 1), ...added.map(asKnown)];
+  turns = [...turns.slice(0, at + 1), ...added];
   showTurns();
-}
-
-// A running reply as it is here: the answer to the request that began it may come after its first blocks.
-function asKnown(turn) {
-  const known = turns.find(({ id }) => id === turn.id);
-  return known && turn.state === "running" ? { ...turn, ...known, siblings: turn.siblings } : turn;
 }
 
 function showTurns() {
@@ -94,6 +89,8 @@ function showTurns() {
   const earlier = h("button", { type: "button", class: "earlier", onclick: tried(readEarlier) }, "Earlier turns");
   box.replaceChildren(...(hasEarlier ? [earlier] : []), ...parts);
   setCurrent(articles.at(-1));
+  showChats();
+  setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
   $("#start").hidden = turns.length > 0;
   if (!turns.length) showStart();
   document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
@@ -343,7 +340,7 @@ listeners.turns = tried(async (event) => {
   if (event.chat !== chat?.id) return;
   const isAtEnd = nearEnd();
   await takeBranch(event);
-  if (isAtEnd) scrollToEnd();
+  if (isAtEnd || runningTurn()) scrollToEnd();
 });
 
 const nearEnd = () => {
