@@ -6,6 +6,7 @@ async function api(method, path, body) {
     options.body = typeof body === "string" || body instanceof Blob ? body : JSON.stringify(body);
     options.headers["Content-Type"] = "application/json";
   }
+  if (method !== "GET") listen(); // what comes of it is told there
   let response;
   try {
     response = await fetch(`page${path}`, options);
@@ -25,9 +26,22 @@ const listeners = {}; // by the kind of event
 let lastId = ""; // of the last event, from which the next stream goes on
 let stream = null;
 
-// Only while the tab is visible: a browser opens six connections to a server at most.
+// A browser opens six connections to a server. So hidden tabs have no stream, and of those in view only the
+// ones used last do.
+const MOST_STREAMS = 4;
+const tabs = new BroadcastChannel("speculation");
+const me = Math.random();
+const usedSince = new Set(); // the tabs used since this one
+tabs.onmessage = ({ data }) => {
+  usedSince.add(data);
+  if (usedSince.size >= MOST_STREAMS) hangUp();
+};
+
 function listen() {
-  if (stream || document.hidden) return;
+  if (document.hidden || !hasStarted) return;
+  usedSince.clear();
+  tabs.postMessage(me);
+  if (stream) return;
   stream = new EventSource(`page/events?after=${lastId}`);
   for (const [kind, listener] of Object.entries(listeners)) {
     stream.addEventListener(kind, (event) => {
@@ -50,4 +64,6 @@ function hangUp() {
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? hangUp() : listen()));
+window.addEventListener("focus", listen);
+window.addEventListener("pageshow", listen);
 window.addEventListener("pagehide", hangUp);

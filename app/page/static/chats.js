@@ -61,7 +61,7 @@ function showChats() {
 
 function row(one) {
   const title = one.title || "Untitled";
-  const link = h("a", { href: `#chat=${one.id}`, dir: "auto", title, "data-key": one.id }, title);
+  const link = h("a", { href: here(`#chat=${one.id}`), dir: "auto", title, "data-key": one.id }, title);
   if (one.id === chat?.id) link.ariaCurrent = "true";
   const more = iconButton("more", `Actions for ${title}`, () => openMenu(more, actionsOf(one, link)));
   more.tabIndex = -1;
@@ -124,8 +124,10 @@ async function duplicate(id, turn) {
   location.hash = `#chat=${copy.id}`;
 }
 
+const here = (hash) => `${location.pathname}${location.search}${hash}`;
+
 function copyLink(hash) {
-  navigator.clipboard.writeText(new URL(hash, location.href).href);
+  navigator.clipboard.writeText(location.origin + here(hash));
   notify("Copied the link");
 }
 
@@ -155,7 +157,7 @@ function hitRow({ chat: { id, title }, turn, html }, n) {
   const hash = turn ? `#chat=${id}&turn=${turn}` : `#chat=${id}`;
   const snippet = h("span", { class: "snippet", dir: "auto" });
   snippet.append(fromHtml(html));
-  const link = h("a", { href: hash, "data-key": `hit-${n}` }, h("b", { dir: "auto" }, title || "Untitled"), snippet);
+  const link = h("a", { href: here(hash), "data-key": `hit-${n}` }, h("b", { dir: "auto" }, title || "Untitled"), snippet);
   return h("div", { class: "row hit" }, link);
 }
 

@@ -138,11 +138,13 @@ const FACES = {
 };
 
 // Gradio makes the page's three parts; each tells when it is there.
+let isStarting = false;
 let hasStarted = false;
 async function start() {
-  if (hasStarted || !$("#chats") || !$("#composer") || !$("#drawer-title") || !$("#right")) return;
-  hasStarted = true;
+  if (isStarting || !$("#chats") || !$("#composer") || !$("#drawer-title") || !$("#right")) return;
+  isStarting = true;
   useTheme(memory.get("theme"));
+  $(".gradio-container").prepend($(".skip")); // the first stop of Tab
   for (const [id, name] of Object.entries(FACES)) $(`#${id}`).append(icon(name));
   $("#new").append(icon("plus"), "New chat");
   startChats();
@@ -159,6 +161,7 @@ async function start() {
   showTurns();
   restoreDraft();
   await followAddress();
+  hasStarted = true;
   listen();
   focusBox();
   document.documentElement.dataset.ready = "";

@@ -18,7 +18,7 @@ async function openChat(id, turn = null) {
 function newChat() {
   keepDraft();
   chat = null;
-  if (location.hash) history.pushState(null, "", location.pathname + location.search);
+  if (location.hash) history.pushState(null, "", here(""));
   useSettings(settings);
   takeTurns({ turns: [], has_earlier: false });
   restoreDraft();
