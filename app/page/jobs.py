@@ -167,11 +167,13 @@ class Jobs:
         saving = asyncio.ensure_future(self._keep_saving(job))
         try:
             await self._follow(job)
-            await self._finish(job)
-        except Exception:
+        except Exception as error:
             log.exception("a reply's job failed")
-        finally:
+            job.reply.error = f"Unexpected {type(error).__name__}: {error}"
+        try:
             job.is_over = True
+            await self._finish(job)
+        finally:
             del self._jobs[job.chat]
         if not self._is_closed:
             self._publish(job, {"set": job.fields("done")})

@@ -5,6 +5,7 @@ Knows the backend's messages, but nothing of HTML, HTTP or the store.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from app.worker.messages import (
 )
 from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
 
+log = logging.getLogger(__name__)
 _CUT_SHORT = ("cancelled", "length", "context")
 
 
@@ -159,7 +161,16 @@ class Reply:
 
     @classmethod
     def from_json(cls, text: str, kept: Mapping[str, Any]) -> Reply:
-        """The reply that was kept. Nothing but the text is needed: others write chats, too."""
+        """The reply that was kept. What cannot be read of it is left out: an import or a newer
+        version may have written it."""
+        try:
+            return cls._read(text, kept)
+        except (TypeError, ValueError, AttributeError) as error:
+            log.warning("ignoring what was kept of a reply beside its text: %s", error)
+            return cls(text=text)
+
+    @classmethod
+    def _read(cls, text: str, kept: Mapping[str, Any]) -> Reply:
         done, runs = kept.get("done"), kept.get("runs") or []
         reply = cls(
             str(kept.get("method", "")),
@@ -174,8 +185,8 @@ class Reply:
             left_out=LeftOut(int(kept.get("n_left_out", 0)), int(kept.get("n_ctx", 0))),
             reads_from=kept.get("reads_from"),
             sentence=str(kept.get("sentence", "")),
-            figures=kept.get("figures", []),
-            cells=kept.get("cells", []),
+            figures=[[str(label), str(value)] for label, value in kept.get("figures", [])],
+            cells=[[float(ms), float(n_tokens)] for ms, n_tokens in kept.get("cells", [])],
         )
         if sum(n_characters for n_characters, _ in runs) == len(text):
             for number, (n_characters, n_tokens) in enumerate(runs):

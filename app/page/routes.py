@@ -224,7 +224,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     ) -> Response:
         kept = chats.store_of(chat)
         title = (await in_thread(lambda: kept.chat(chat, owner))).title
-        name = re.sub(r"[^\w .-]+", " ", title).strip()[:60] or "chat"
+        name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
         if kind == "md":
             text = await in_thread(lambda: kept.as_markdown(chat, owner))
             return _download(iter([text]), f"{name}.md", "text/markdown")

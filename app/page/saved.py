@@ -92,4 +92,4 @@ def _done(data: Mapping[str, Any]) -> Done:
     if model is not None:
         spec = ModelSpec(**{**model["spec"], "heads": tuple(model["spec"]["heads"])})
         model = LoadedModel(**{**model, "spec": spec})
-    return Done(**{**data, "model": model})
+    return Done(**{**data, "model": model, "decode_ms": tuple(data.get("decode_ms", ()))})

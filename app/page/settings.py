@@ -145,11 +145,10 @@ def _checked(name: str, value: Any, default: Any) -> Any:
     elif isinstance(default, str):
         fits, wanted = isinstance(value, str), "a text"
     else:
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        fits, wanted = is_number, "a number"
-        if is_number and isinstance(default, int):
-            fits, wanted = value == int(value), "a whole number"
-            value = int(value)
+        fits = isinstance(value, int | float) and math.isfinite(value)
+        wanted = "a whole number" if isinstance(default, int) else "a number"
+        if isinstance(default, int):
+            fits = fits and value == int(value)
     if not fits:
         raise InvalidSetting(name, f"is {value!r:.40}; give {wanted}")
-    return value
+    return int(value) if isinstance(default, int) and not isinstance(default, bool) else value

@@ -57,6 +57,7 @@ class FakeBackend(Backend):
     def methods(self) -> tuple[MethodInfo, ...]:
         return (
             MethodInfo("ar", "Autoregressive", ()),
+            MethodInfo("auto", "Auto", ()),
             MethodInfo("guess", "Guess", (Parameter("width", 4, ""), Parameter("deep", True, ""))),
         )
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from app import server
-from app.api.service import Service
+from app.api.errors import handle_errors
 from app.page.chats import Chats
 from app.page.owners import Owners
 from app.page.routes import add_routes
 from app.worker.backend import Backend
+from app.worker.events import Events
+from app.worker.messages import ChatRequest, Event, Tokens
+from tests.support.fake_backend import DONE, FakeBackend
 
 Json = dict[str, Any]
 
@@ -28,17 +34,34 @@ def served(
     host: str = "127.0.0.1",
     keys: tuple[str, ...] = (),
     is_one: bool = True,
-) -> Iterator[tuple[str, Chats]]:
-    """Serve the page's routes; yields their address, and the chats."""
+) -> Iterator[Site]:
+    """Serve the page's routes."""
     chats = Chats(backend, file)
-    app = server.endpoint(Service(backend))
+    app = FastAPI()
+    handle_errors(app)
     add_routes(app, chats, Owners(is_one=is_one))
     listening = server.bind("127.0.0.1", None)
     server.serve(server.guard(app, host, (), keys, page=True), listening)
+    site = Site(server.address("127.0.0.1", listening) + "page/", chats)
     try:
-        yield server.address("127.0.0.1", listening) + "page/", chats
+        yield site
     finally:
+        for page in site.pages:
+            page.client.close()
         chats.close()
+
+
+@dataclass
+class Site:
+    """The address of the page's routes, and the clients that were made."""
+
+    address: str
+    chats: Chats
+    pages: list[Page] = field(default_factory=list)
+
+    def page(self, **headers: str) -> Page:
+        self.pages.append(Page(self.address, **headers))
+        return self.pages[-1]
 
 
 class Page:
@@ -66,7 +89,19 @@ class Page:
     def turns(self, chat: str) -> list[Json]:
         return list(self.get(f"chats/{chat}")["turns"])
 
-    def events(self, after: int | None, *, last_id: str = "") -> Iterator[tuple[int, str, Json]]:
+    def events(self, after: int, *, until: str) -> list[tuple[str, Json]]:
+        """The events after one of them, to those of a new chat with this title."""
+        last = self.ask("PATCH", f"chats/{self.new_chat()}", title=until)["id"]
+        seen: list[tuple[str, Json]] = []
+        for _, kind, data in self.stream(after):
+            if kind == "chat" and data["id"] == last:
+                if data["title"]:
+                    return seen
+            else:
+                seen.append((kind, data))
+        raise AssertionError("the stream ended")
+
+    def stream(self, after: int | None, *, last_id: str = "") -> Iterator[tuple[int, str, Json]]:
         """The stream's events, as (id, kind, data)."""
         headers = {"Last-Event-ID": last_id} if last_id else {}
         query = {} if after is None else {"after": str(after)}
@@ -86,7 +121,7 @@ class Page:
     def until_done(self, turn: int, after: int) -> list[tuple[str, Json]]:
         """The events after one of them, to the end of a reply."""
         seen = []
-        for _, kind, data in self.events(after):
+        for _, kind, data in self.stream(after):
             seen.append((kind, data))
             if (
                 kind == "turn"
@@ -96,9 +131,37 @@ class Page:
                 return seen
         raise AssertionError("the stream ended")
 
+    def until(self, chat: str, holds: Callable[[Json], object]) -> Json:
+        """The chat's last turn, as soon as something holds of it."""
+        for _ in range(3000):
+            last = self.turns(chat)[-1]
+            if holds(last):
+                return last
+            time.sleep(0.01)
+        raise AssertionError(last)
+
     def say(self, chat: str, text: str, **body: Any) -> tuple[int, int]:
         """Send a message and wait for the end of its reply; returns both turns."""
         seq = self.get("state")["seq"]
         asked, reply = self.post(f"chats/{chat}/messages", text=text, **body)["turns"]
         self.until_done(reply["id"], seq)
         return asked["id"], reply["id"]
+
+
+class Written(FakeBackend):
+    """Its replies come as the test writes them, and end when they are stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies: list[Events] = []
+
+    def reply(self, request: ChatRequest) -> Events:
+        self.requests.append(request)
+        events = Events(lambda: events.put(replace(DONE, finish_reason="cancelled")))
+        self.replies.append(events)
+        return events
+
+    def write(self, *events: Event | str) -> None:
+        """Add events to the last reply; a text is a token that was not drafted."""
+        for event in events:
+            self.replies[-1].put(Tokens(((event, False),)) if isinstance(event, str) else event)
