@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.page.settings import MAX_TOKENS, RANDOM
 from app.worker.backend import MethodInfo, Parameter
 
 PRIVATE: dict[str, Any] = {
@@ -19,8 +20,6 @@ PRIVATE: dict[str, Any] = {
     "show_progress": "hidden",
     "api_visibility": "private",
 }
-MAX_TOKENS = 1024
-RANDOM = -1  # as a seed: a new one for each reply
 
 
 class Fields:

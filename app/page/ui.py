@@ -11,7 +11,6 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-
 import gradio as gr
 from fastapi import FastAPI, Request, Response
 from starlette.middleware.gzip import GZipMiddleware
@@ -47,6 +46,13 @@ document.dispatchEvent(new Event("part"));
 def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Blocks:
     """Build the page. Without ``method``, it starts with the one last used in the browser."""
     models = ModelPanel(backend, spec)
+
+    def fields(shown: str) -> None:
+        asked = json.loads(shown)
+        with gr.Accordion("Model", open=asked["section"] == "model"):
+            models.show()
+        settings_fields(asked["settings"], backend.methods())
+
     page: gr.Blocks
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:
         with gr.Sidebar(width=280, elem_id="left"):
@@ -57,13 +63,8 @@ def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Bl
                 "", js_on_load=ON_FIELDS, apply_default_css=False, elem_id="shown-settings"
             )
             with gr.Column(elem_id="fields"):
-
-                @gr.render([shown], [shown.change], queue=False, show_progress="hidden")  # type: ignore[untyped-decorator]
-                def fields(values: str) -> None:
-                    asked = json.loads(values or "{}")
-                    with gr.Accordion("Model", open=asked.get("section") == "model"):
-                        models.show()
-                    settings_fields(asked.get("settings", {}), backend.methods())
+                render = gr.render([shown], [shown.change], queue=False, show_progress="hidden")
+                render(fields)
 
         given = f"document.documentElement.dataset.method = {json.dumps(method or '')};"
         gr.HTML(

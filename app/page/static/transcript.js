@@ -68,11 +68,12 @@ async function goTo(id) {
   setTimeout(() => article.classList.remove("found"), 2500);
 }
 
-// Turns that came, or another branch: they replace what follows their parent.
-function takeBranch({ turns: added }) {
-  if (!added.length) return openChat(chat.id);
-  const at = turns.findIndex(({ id }) => id === added[0].parent);
-  if (at < 0 && added[0].parent !== null) return openChat(chat.id);
+// Turns that came, or another branch: they replace what followed the turn `after`.
+function takeBranch({ after, turns: added }) {
+  const at = turns.findIndex(({ id }) => id === after);
+  const isWhole = !added.length || added[0].parent === after;
+  if (!isWhole || (after !== null && at < 0)) return openChat(chat.id);
+  if (after === null) hasEarlier = false;
   turns = [...turns.slice(0, at + 1), ...added];
   showTurns();
 }

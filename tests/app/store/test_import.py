@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.page.conversation import Reply
-from app.page.saved import to_text
 from app.store import Chat, Store, StoreError, Turn
 from tests.app.store.test_store import talk
-from tests.support import fake_backend
+from tests.support.fake_backend import DONE
 
 
 @pytest.fixture
@@ -82,15 +80,33 @@ def test_markdown_has_the_branch_that_is_shown(store: Store) -> None:
 
 
 def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> None:
-    conversation = fake_backend.talk("one", "two")
-    first = conversation.turns[0]
-    first.reply = Reply("auto", [("a", True), ("b", True), ("c", False)], done=fake_backend.DONE)
-    conversation.turns[1].before, conversation.turns[1].reply = (
-        Reply("none", [("cut", False)]),
-        None,
+    reply = {
+        "notice": "",
+        "done": None,
+        "error": "",
+        "plain": None,
+        "opening": "",
+        "thinking": None,
+    }
+    ended = {"method": "auto", "pieces": [["a", True], ["b", True], ["c", False]]}
+    saved = json.dumps(
+        [
+            {
+                "user": "one",
+                "reply": {**reply, **ended, "done": dataclasses.asdict(DONE), "n_left_out": 0},
+                "before": None,
+                "n_ctx": 0,
+                "files": [],
+            },
+            {
+                "user": "two",
+                "reply": None,
+                "before": {**reply, "method": "none", "pieces": [["cut", False]]},
+                "n_ctx": 2048,
+                "files": [],
+            },
+        ]
     )
-    conversation.turns[1].n_ctx = 2048
-    saved = to_text(conversation)
     about = {"name": "1-a", "title": "one", "named": True, "at": 5_000_000}
     file = {
         "format": "speculation-chats",
@@ -117,7 +133,7 @@ def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> N
     _, one, _, two = turns(store, chat)
     assert (one.state, two.state) == ("done", "interrupted")
     assert one.reply["pieces"] == [["ab", True], ["c", False]]
-    assert one.reply["done"] == json.loads(json.dumps(dataclasses.asdict(fake_backend.DONE)))
+    assert one.reply["done"] == json.loads(json.dumps(dataclasses.asdict(DONE)))
     assert (one.reply["method"], two.reply["n_ctx"]) == ("auto", 2048)
 
 
