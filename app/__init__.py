@@ -1,7 +1,8 @@
 """The chat in the browser and the endpoint.
 
-``page`` is the Gradio page, ``api`` has the routes, and ``worker`` runs the engine in a process of
-its own. Between the two processes pass the messages of ``worker.messages`` alone.
+``page`` is the Gradio page, ``store`` keeps its chats, ``api`` has the routes, and ``worker`` runs
+the engine in a process of its own. Between the two processes pass the messages of
+``worker.messages`` alone.
 """
 
 import os

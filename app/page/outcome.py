@@ -6,7 +6,8 @@ these that there is:
 - a plain run of the same request. Then the speed-up is measured
 - the plain steps of this reply, if there are LEAST_PLAIN: the median, without drafting. They were
   taken on the same machine, in the same minute and at the same place of the context. The reply's
-  own time has its plain steps at their median, too, so that a pause in one of them does not count
+  own time has its plain steps at their median, too, so that a pause in one of them does not count.
+  Steps that also decoded other texts are left out
 - the cost curve: a decode of one row, as learnt from this model's steps so far. That leaves out
   sampling, so the speed-up that follows from it is a little too low
 - an earlier measurement with this model, of another text
@@ -30,7 +31,7 @@ from speculation.stats import STRUCTURE, rate
 # In half a second, a pause of 20 ms changes a speed by 4%. What is said to be "about" so much needs
 # less.
 LEAST_COMPARED, LEAST_SECONDS = 64, 0.5  # tokens of a run, and its time
-LEAST_ABOUT, LEAST_ABOUT_SECONDS = 32, 0.1
+LEAST_ABOUT, LEAST_ABOUT_MS = 32, 100.0
 LEAST_PLAIN = 8  # plain steps
 CHECKED = 4  # tokens, whose cost is compared with that of one
 DEAR = 1.5  # times the cost of one: a reason to draft nothing
@@ -44,6 +45,7 @@ _VERBS = {
     "mtp": "drafted by the model's own extra layers",
     STRUCTURE: "given by the format",
 }
+COUNTING = "auto"  # the method that drafts nothing where checking costs too much
 _COPYING = ("prompt-lookup", "suffix")
 _ENDS = {"cancelled": "stopped", "length": "length limit", "context": "context full"}
 
@@ -94,36 +96,51 @@ class _Plain(NamedTuple):
 
     ratio   how many times as fast the reply was
     figure  its label and value
+    is_long  whether enough was timed to tell the ratio
     is_run  whether the same text was decoded
     """
 
     ratio: float
     figure: tuple[str, str]
+    is_long: bool
     is_run: bool = False
 
 
 def _plain(
     done: Done, records: Sequence[StepRecord], plain: Done | None, plain_speed: float
 ) -> _Plain | None:
-    if plain is not None and plain.decode_seconds:
+    steps = _alone(records)
+    if plain is not None and speed(plain) and len(steps) == len(records[1:]):
         value = f"{_speed(speed(plain))} in a run of {_timed(plain)} tokens"
-        return _Plain(speed(done) / speed(plain), ("Plain decoding", value), is_run=True)
-    own = [one for one in records[1:] if one.n_rows == 1]
+        is_long = all(
+            _timed(one) >= LEAST_COMPARED and one.decode_seconds >= LEAST_SECONDS
+            for one in (done, plain)
+        )
+        return _Plain(speed(done) / speed(plain), ("Plain decoding", value), is_long, is_run=True)
+    n, spent = sum(map(n_tokens, steps)), sum(map(milliseconds, steps))
+    if not records:
+        n, spent = _timed(done), 1e3 * done.decode_seconds
+    is_long = n >= LEAST_ABOUT and spent >= LEAST_ABOUT_MS
+    own = [one for one in steps if one.n_rows == 1]
     if len(own) >= LEAST_PLAIN:
         step = median(one.decode_ms + one.accept_ms for one in own)
-        n = sum(map(n_tokens, records[1:]))
-        spent = len(own) * median(map(milliseconds, own))
-        spent += sum(milliseconds(one) for one in records[1:] if one.n_rows > 1)
-        value = f"{_ms(step)}, the median of {len(own)} in this reply"
-        return _Plain(n * step / spent, ("A plain step", value))
-    if done.decode_ms:
+        spent += len(own) * median(map(milliseconds, own)) - sum(map(milliseconds, own))
+        figure = ("A plain step", f"{_ms(step)}, the median of {len(own)} in this reply")
+    elif done.decode_ms:
         step = done.decode_ms[0]
-        value = f"{_ms(step)}, the learnt cost of a decode"
-        return _Plain(1e-3 * step * speed(done), ("A plain step", value))
-    if plain_speed:
-        value = f"{_speed(plain_speed)}, measured earlier with this model"
-        return _Plain(speed(done) / plain_speed, ("Plain decoding", value))
-    return None
+        figure = ("A plain step", f"{_ms(step)}, the learnt cost of a decode")
+    elif plain_speed:
+        step = 1e3 / plain_speed
+        figure = ("Plain decoding", f"{_speed(plain_speed)}, measured earlier with this model")
+    else:
+        return None
+    return _Plain(n * step / spent if spent else 0.0, figure, is_long)
+
+
+def _alone(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    """The steps that tell a speed: without the first, and without those that decoded other texts,
+    too."""
+    return [one for one in records[1:] if one.n_texts == 1]
 
 
 def _timed(done: Done) -> int:
@@ -141,15 +158,12 @@ def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _P
         came = _accepted(done, records, message)
     else:
         came = f"none of {done.n_drafted} drafts was accepted"
-    if any(one.n_texts > 1 for one in records[1:]):
-        return f"Written beside other texts, so its speed-up is not known: {came}"
     if plain is None:
         return f"The speed of plain decoding is not known here: {came}"
-    n, seconds = (
-        (LEAST_COMPARED, LEAST_SECONDS) if plain.is_run else (LEAST_ABOUT, LEAST_ABOUT_SECONDS)
-    )
-    if _timed(done) < n or done.decode_seconds < seconds:
-        return f"Too short to tell a speed-up: {came}"
+    if not plain.is_long:
+        is_alone = len(_alone(records)) == len(records[1:])
+        why = "Too short" if is_alone else "Written beside other texts for too long"
+        return f"{why} to tell a speed-up: {came}"
     ratio, about = plain.ratio, "" if plain.is_run else "about "
     if round(ratio, 1) == 1.0:
         said = f"{about}as fast as plain decoding: {came}"
@@ -176,6 +190,8 @@ def times(ratio: float) -> str:
 
 
 def _no_drafts(done: Done) -> str:
+    if not done.method.startswith(COUNTING):
+        return f"No drafts: {done.method} found none"
     if len(done.decode_ms) < CHECKED:
         return "No drafts: none was likely enough"
     ratio = _cost_of_checking(done)

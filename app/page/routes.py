@@ -133,8 +133,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def watch() -> None:
         """Publish the backend's status when it changes, while anybody hears it."""
         seen = backend.status()
-        while feed.n_readers:
-            await asyncio.sleep(STATUS_SECONDS)
+        while await asyncio.sleep(STATUS_SECONDS, True) and feed.n_readers:
             if (now := backend.status()) != seen:
                 seen = now
                 feed.publish(None, "status", status_json(now))

@@ -69,7 +69,7 @@ class Database:
         _create(self.path)
         try:
             return self._connect(self.path)
-        except sqlite3.OperationalError:  # not damaged, but locked, full or not ours to read
+        except sqlite3.OperationalError:  # not damaged: locked, full or not readable
             raise
         except sqlite3.DatabaseError:
             self._move_aside()

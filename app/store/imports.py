@@ -6,8 +6,8 @@ Whatever a file contains, a chat that cannot be read is refused alone.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
+import math
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ def read(data: object, now: float) -> tuple[list[Found], list[str]]:
         title = str(chat.get("title") or "untitled") if isinstance(chat, dict) else "untitled"
         try:
             found.append(reader(chat, now))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, _Refused) else "it is damaged"
             refused.append(f"Chat {n} ({title}): {why}.")
     if refused and not found and reader is _others:
@@ -99,7 +99,7 @@ class _Refused(ValueError):
 def _ours(data: Json, now: float) -> Found:
     turns, steps = [], {}
     for n, one in enumerate(data["turns"]):
-        turn = _turn(one["role"], one["text"], float(one["created_at"]), one["reply"])
+        turn = _turn(one["role"], one["text"], _moment(one["created_at"]), one["reply"])
         state: State = _one_of(State, one["state"])
         state = "interrupted" if state == "running" else state
         files = tuple(_file(file) for file in one["files"])
@@ -113,8 +113,8 @@ def _ours(data: Json, now: float) -> Found:
         owner="",
         title=str(data["title"]),
         is_named=bool(data["is_named"]),
-        created_at=float(data["created_at"]),
-        changed_at=float(data["changed_at"]),
+        created_at=_moment(data["created_at"]),
+        changed_at=_moment(data["changed_at"]),
         is_pinned=bool(data["is_pinned"]),
         folder=str(data["folder"]),
         settings=_mapping(data["settings"]),
@@ -123,12 +123,12 @@ def _ours(data: Json, now: float) -> Found:
     return Found(f"{FORMAT}:{data['id']}", chat, turns, steps)
 
 
-# Of the versions that kept chats in the browser
+# From versions that kept chats in the browser
 
 
 def _earlier(data: Json, now: float) -> Found:
     """A chat of the browser's database: ``turns`` is a list, or its JSON."""
-    at = float(data["at"]) / 1000
+    at = _moment(data["at"]) / 1000
     saved = json.loads(data["turns"]) if isinstance(data["turns"], str) else data["turns"]
     turns: list[Turn] = []
 
@@ -142,8 +142,7 @@ def _earlier(data: Json, now: float) -> Found:
         reply = one["reply"] or one.get("before")
         if reply:
             text, kept = _earlier_reply(reply)
-            kept["n_ctx"] = int(one.get("n_ctx") or 0)
-            state: State = "done" if kept["done"] or kept["error"] else "interrupted"
+            state: State = "done" if kept["done"] or kept.get("error") else "interrupted"
             add(replace(_turn("assistant", text, at, kept), state=state))
     chat = _chat(str(data["title"]), at, at, turns, len(turns) - 1)
     return Found(
@@ -152,20 +151,28 @@ def _earlier(data: Json, now: float) -> Found:
 
 
 def _earlier_reply(data: Json) -> tuple[str, dict[str, Any]]:
-    """A reply's text, and the rest of it: pieces become runs of drafted text and of other text."""
-    pieces = [(str(text), bool(drafted)) for text, drafted in data["pieces"]]
-    runs = [
-        ["".join(text for text, _ in run), drafted]
-        for drafted, run in itertools.groupby(pieces, lambda piece: piece[1])
-    ]
+    """A reply's text, and what the page keeps beside it. Its tokens become ``runs``: the characters
+    and tokens of a plain run, of a drafted one, and so on in turn."""
+    pieces = [(str(text), bool(is_drafted)) for text, is_drafted in data["pieces"]]
+    runs: list[list[int]] = []
+    for text, is_drafted in pieces:
+        while not runs or (len(runs) % 2 == 0) != is_drafted:
+            runs.append([0, 0])
+        runs[-1] = [runs[-1][0] + len(text), runs[-1][1] + 1]
     done = data["done"]
-    model = (done.get("model") or {}).get("spec", {}).get("model", "") if done else ""
-    reply = {**data, "pieces": runs, "model": Path(str(model)).name}
-    reply.pop("notice", None)
-    return "".join(text for text, _ in pieces), reply
+    model = (done.get("model") if done else None) or {}
+    kept = {name: data[name] for name in ("method", "opening", "thinking", "error") if name in data}
+    kept |= {
+        "runs": runs,
+        "done": {**done, "model": None} if done else None,
+        "model": Path(str(model.get("spec", {}).get("model", ""))).name,
+        "n_ctx": int(model.get("n_ctx", 0)),
+        "n_left_out": int(data.get("n_left_out") or 0),
+    }
+    return "".join(text for text, _ in pieces), kept
 
 
-# Of other programs
+# From other programs
 
 # By id: the parent's id, and the turn; None if the message is not shown.
 _Nodes = Mapping[str, tuple[str | None, Turn | None]]
@@ -176,7 +183,7 @@ def _others(data: Json, now: float) -> Found:
         return _chatgpt(data, now)
     if "chat" in data:
         return _open_webui(data, now)
-    raise _Refused("it is of no known form")
+    raise _Refused("its format is unknown")
 
 
 def _chatgpt(data: Json, now: float) -> Found:
@@ -220,7 +227,7 @@ def _open_webui(data: Json, now: float) -> Found:
     chat = data["chat"]
     history = chat.get("history") or {}
     messages = history.get("messages")
-    if not messages:  # of its first versions: a list, one after the other
+    if not messages:  # its first versions had only a list
         names = [str(n) for n in range(len(chat["messages"]))]
         parents = [None, *names]
         messages = {
@@ -338,5 +345,11 @@ def _file(data: Json) -> Json:
     return dict(data)
 
 
+def _moment(seconds: object) -> float:
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        raise ValueError(seconds)
+    return float(seconds)
+
+
 def _time(seconds: object, otherwise: float) -> float:
-    return float(seconds) if isinstance(seconds, (int, float)) and seconds else otherwise
+    return _moment(seconds) if seconds else otherwise

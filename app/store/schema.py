@@ -74,7 +74,8 @@ CREATE TRIGGER titles_update AFTER UPDATE OF title ON chats BEGIN
 END
 
 CREATE VIRTUAL TABLE texts USING fts5 (
-    text, content='turns', content_rowid='id', tokenize='unicode61 remove_diacritics 2'
+    text, content='turns', content_rowid='id', tokenize='unicode61 remove_diacritics 2',
+    prefix='1 2'
 )
 
 CREATE TRIGGER texts_insert AFTER INSERT ON turns WHEN new.state != 'running' BEGIN

@@ -12,15 +12,15 @@ _LIVE = "chats.owner = ? AND chats.deleted_at IS NULL"
 _SNIPPET = "snippet({table}, 0, char(2), char(3), '…', {n}) AS snippet"
 _TITLES = f"""SELECT {CHAT}, NULL AS turn, {_SNIPPET.format(table="titles", n=SNIPPET_WORDS)}
 FROM titles JOIN chats ON chats.number = titles.rowid
-WHERE titles MATCH ? AND {_LIVE} ORDER BY titles.rank, changed_at DESC LIMIT ?"""
+WHERE titles MATCH ? AND {_LIVE} ORDER BY changed_at DESC LIMIT ?"""
 _TEXTS = f"""SELECT {CHAT}, turns.id AS turn, {_SNIPPET.format(table="texts", n=SNIPPET_WORDS)}
 FROM texts JOIN turns ON turns.id = texts.rowid JOIN chats ON chats.id = turns.chat
 WHERE texts MATCH ? AND {_LIVE} AND turns.deleted_at IS NULL
-ORDER BY texts.rank, turns.id DESC LIMIT ?"""
+ORDER BY texts.rowid DESC LIMIT ?"""
 
 
 def find(db: sqlite3.Connection, owner: str, text: str, limit: int) -> list[Hit]:
-    """Titles, then turns, that have all words of ``text``, of which the last is a prefix."""
+    """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
     # Quoted, a word is text alone: FTS5's operators and marks in it mean nothing.
     words = [word.replace('"', '""') for word in clean(text).replace("\0", " ").split()]
     if not words:

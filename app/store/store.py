@@ -52,7 +52,7 @@ def default_file() -> Path:
     return platformdirs.user_data_path("speculation", appauthor=False) / "chats.db"
 
 
-# Of both, the method runs in the database's thread, in one transaction.
+# Both run the method in the database's thread, in one transaction.
 def _reads(
     method: Callable[Concatenate[Store, Connection, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
@@ -323,7 +323,7 @@ class Store:
 
     @_reads
     def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
-        """Titles, then turns, that have all words of ``text``; the last may be incomplete."""
+        """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
         return search.find(db, owner, text, limit)
 
     # Presets

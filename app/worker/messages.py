@@ -269,8 +269,8 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps that made the tokens of the next ``Tokens``, or of a part of them, if the request
-    asks for them. The first of a reply also decodes the end of the prompt."""
+    """More of a reply's steps, if the request asks for them; they come before their tokens. The
+    first step of a reply also decodes the end of the prompt."""
 
     records: tuple[StepRecord, ...]
 

@@ -20,7 +20,7 @@ from app.page.owners import Owners
 from app.page.routes import add_routes
 from app.worker.backend import Backend
 from app.worker.events import Events
-from app.worker.messages import ChatRequest, Event, Tokens
+from app.worker.messages import ChatRequest, Event, Status, Tokens
 from tests.support.fake_backend import DONE, FakeBackend
 
 Json = dict[str, Any]
@@ -154,6 +154,10 @@ class Written(FakeBackend):
     def __init__(self) -> None:
         super().__init__()
         self.replies: list[Events] = []
+        self.state = super().status()
+
+    def status(self) -> Status:
+        return self.state
 
     def reply(self, request: ChatRequest) -> Events:
         self.requests.append(request)

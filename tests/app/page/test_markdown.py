@@ -82,21 +82,44 @@ def test_a_growing_text_ends_up_like_the_whole_text() -> None:
     for _ in range(150):
         text = random_text(chance, chance.randint(3, 40))
         pieces, growing, shown = random_pieces(chance, text), Growing(), 0
+        end = "\n\n一\n"  # what is whole is shown as it is
+        page: list[str] = []  # which replaces only the blocks that changed
+        pieces.append((end, False))
         while shown < len(pieces):
             shown = min(len(pieces), shown + chance.randint(1, 6))
             part = "".join(text for text, _ in pieces[:shown])
-            growing.render(part, Marks.of(pieces[:shown]))
-        end = "\n\n一\n"  # what is whole is shown as it is
-        pieces.append((end, False))
-        marks = Marks.of(pieces)
-        assert growing.render(text + end, marks) == render(text + end, marks), text
+            first = growing.update(part, Marks.of(pieces[:shown]))
+            if first is not None:
+                page[first:] = growing.blocks[first:]
+            assert page == growing.blocks
+        assert "".join(page) == render(text + end, Marks.of(pieces)), text
 
 
 def test_an_unfinished_line_does_not_settle_the_block_before_it() -> None:
     growing, text = Growing(), "a\n```x``` b\n"  # until its third last tick a block of code
     for n in range(len(text) + 1):
-        html = growing.render(text[:n], Marks.of([(text[:n], False)]))
-    assert html == "<p>a<br />\n<code>x</code> b</p>\n"
+        growing.update(text[:n], Marks.of([(text[:n], False)]))
+    assert "".join(growing.blocks) == "<p>a<br />\n<code>x</code> b</p>\n"
+
+
+def test_only_blocks_that_changed_are_shown_again() -> None:
+    growing, marks, changed = Growing(), Marks(), []
+    text = ""
+    for more in (
+        "one",
+        "\n\ntwo ",
+        "more",
+        "\n\n- a\n",
+        "- b\n",
+        "\n\n[x]",
+        "\n\n[x]: http://x.org\n",
+    ):
+        text += more
+        marks.add(len(more), is_drafted=False)
+        changed.append(growing.update(text, marks))
+    assert changed == [0, 1, 1, 2, 2, 3, 3]
+    assert growing.update(text, marks) is None
+    assert "http://x.org" in growing.blocks[3]
 
 
 def coloured(text: str) -> str:

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from app.page.outcome import outcome
 from app.page.race import Result, Run, Running, race
+from app.page.steps import cells, pack, unpack
 from app.worker.messages import (
     Chance,
     ChatRequest,
@@ -17,6 +19,7 @@ from app.worker.messages import (
     Failed,
     Loaded,
     ModelSpec,
+    Steps,
     Tokens,
 )
 from tests.support.fake_backend import DONE, FakeBackend
@@ -115,6 +118,29 @@ def bundled() -> Iterator[LocalBackend]:
     assert isinstance(loaded, Loaded)
     yield made
     made.close()
+
+
+def test_a_reply_of_a_model_is_summed_up(bundled: LocalBackend) -> None:
+    ends = dict.fromkeys(bundled.status().facts.ends, -math.inf)  # it goes on
+    sampling = {"regex": "(one two three )+", "logit_bias": ends}
+    message = "Say this again and again: one two three one two three one two three"
+    asked = replace(
+        REQUEST,
+        messages=({"role": "user", "content": message},),
+        method="prompt-lookup",
+        sampling=sampling,
+        max_tokens=60,
+        record=True,
+    )
+    *events, done = bundled.reply(asked)
+    assert isinstance(done, Done)
+    records = [one for event in events if isinstance(event, Steps) for one in event.records]
+    assert unpack(pack(records, done.method)) == (records, "prompt-lookup")
+    assert sum(tokens for _, tokens in cells(records)) == 60 - done.n_first
+    found = outcome(done, records, message)
+    assert f"{done.n_accepted} of 60 tokens were" in found.sentence
+    assert dict(found.figures)["Accepted"].startswith(f"{done.n_accepted} of {done.n_drafted} ")
+    assert len(done.decode_ms) == 8
 
 
 def test_a_race_on_a_model_ends_with_what_both_wrote(bundled: LocalBackend) -> None:

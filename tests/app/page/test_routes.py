@@ -16,9 +16,22 @@ import pytest
 
 from app.page import jobs
 from app.page.chats import FIRST_INCOGNITO, Chats
-from app.store import Store, StoreError
-from app.worker.messages import Failed, LeftOut, Opening, Prefill, Tokens, Waiting
-from tests.support.fake_backend import DONE, FakeBackend
+from app.page.prompt import prompt_of
+from app.store import Store, StoreError, Turn
+from app.worker.messages import (
+    Failed,
+    LeftOut,
+    Loaded,
+    Loading,
+    ModelSpec,
+    Opening,
+    Prefill,
+    Status,
+    Tokens,
+    Waiting,
+)
+from tests.support.fake_backend import DONE, MODEL, FakeBackend
+from tests.support.local_backend import LocalBackend
 from tests.support.page import Page, Written, served
 
 CUT = replace(DONE, finish_reason="length")
@@ -429,3 +442,89 @@ def test_chats_are_named_moved_copied_deleted_exported_and_imported(
     assert page.get("state")["presets"] == [preset]
     page.ask("DELETE", "presets", id=preset["id"])
     assert page.get("state")["presets"] == []
+
+
+def test_a_models_reply_can_be_replayed_and_raced(tiny_model: Path, tmp_path: Path) -> None:
+    backend = LocalBackend()
+    try:
+        assert isinstance(list(backend.load(ModelSpec(str(tiny_model))))[-1], Loaded)
+        with served(backend, tmp_path / "chats.db") as site:
+            page = site.page()
+            seq = page.get("state")["seq"]
+            settings = {"method": "lookahead", "parameters": {"window": 3}, "max_tokens": 40}
+            chat = page.new_chat(settings=settings)
+            _, reply = page.say(chat, "one two three")
+            shown = page.turns(chat)[-1]
+            assert (shown["model"], shown["method"]) == ("tiny.gguf", "lookahead:window=3")
+            replay = page.get(f"turns/{reply}/steps")
+            assert len(replay["steps"]) == len(shown["cells"]) + 1
+            assert replay["sources"] == ["lookahead"]
+            n_tokens = sum(len(step[6]) + bool(step[7]) for step in replay["steps"])
+
+            methods = ["ar", "lookahead"]
+            race = page.post(f"turns/{reply}/race", methods=methods, rounds=1)["race"]
+            told = races(page, seq, race)
+            assert told[0]["progress"] == {
+                "round": 0,
+                "n_rounds": 1,
+                "method": "ar",
+                "n_tokens": 0,
+            }
+            assert told[-1]["result"]["same"]
+            played = told[-1]["result"]["played"]
+            assert [run["method"] for run in played] == ["ar", "lookahead:window=3"]
+            n_said = [len([text for _, text, _ in run["tokens"] if text]) for run in played]
+            assert n_said[0] == n_said[1] > 0
+            assert len(played[0]["tokens"]) in (n_tokens, n_tokens + 1)  # with the end's token
+            race = page.post("race", prompt="one", methods=methods, rounds=20)["race"]
+            page.ask("DELETE", f"races/{race}")
+            assert races(page, seq, race)[-1]["error"] == "The race was stopped."
+            page.post("race", 400, prompt="one", methods=["ar", "x"])
+    finally:
+        backend.close()
+
+
+def races(page: Page, after: int, race: str) -> list[dict[str, Any]]:
+    """What is told of a race, to its end."""
+    told = []
+    for _, kind, data in page.stream(after):
+        if kind == "race" and data["race"] == race:
+            told.append(data)
+            if "progress" not in data:
+                return told
+    raise AssertionError("the stream ended")
+
+
+def test_the_models_state_is_told_when_it_changes(written: tuple[Page, Written, Chats]) -> None:
+    page, backend, _ = written
+    seq = page.get("state")["seq"]
+    page.new_chat()
+    for _, kind, data in page.stream(seq):
+        if kind == "status":
+            assert (data["model"]["name"], data["loading"]["done"]) == ("m.gguf", 7)
+            break
+        backend.state = Status(MODEL, Loading("x", "load", 7, 100))
+
+
+def test_a_prompt_begins_with_a_greeting_or_a_message_and_counts_its_turns() -> None:
+    turns = [
+        Turn(1, "c", None, "assistant", "hello"),
+        Turn(2, "c", 1, "user", "lost"),
+        Turn(3, "c", 2, "assistant", ""),
+        Turn(4, "c", 3, "user", "one"),
+        Turn(5, "c", 4, "assistant", "re: one"),
+        Turn(6, "c", 5, "assistant", "more"),
+        Turn(7, "c", 6, "user", "two"),
+    ]
+    prompt = prompt_of(turns, "Be brief.")
+    assert [message["content"] for message in prompt.messages] == [
+        "Be brief.",
+        "hello",
+        "one",
+        "re: one",
+        "more",
+        "two",
+    ]
+    assert prompt.starts == (1, 4, 7)
+    assert (prompt.first_read(LeftOut(2, 99)), prompt.left_out(4, 99)) == (7, LeftOut(1, 99))
+    assert (prompt.first_read(LeftOut()), prompt.left_out(3, 99)) == (None, LeftOut())

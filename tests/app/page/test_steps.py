@@ -100,16 +100,20 @@ def test_a_sentence_says_when_drafts_did_not_pay() -> None:
         "No drafts: none was likely enough, though checking 4 tokens costs only 1.1 times one here"
     )
     few = replace(AUTO, n_accepted=5, n_drafted=60, decode_seconds=1.4)
-    # By the learnt cost of a decode, 98 tokens take 0.98 s.
-    assert said(plain(), drafted("x"), done=replace(few, decode_ms=costs)) == (
+    slow = [plain(), *[drafted("x", decode_ms=28.5)] * 50]  # two tokens in 30 ms
+    assert said(*slow, done=replace(few, decode_ms=costs)) == (
         "Slower than plain decoding, about 0.7× as fast: 5 of 60 drafts were accepted"
     )
-    long = drafted("x")._replace(draft_ms=20.0)
-    assert said(plain(), long, done=few, plain_speed=100.0) == (
+    long = [plain(), *[drafted("x", draft_ms=14.0, decode_ms=14.0)] * 50]
+    assert said(*long, done=few, plain_speed=100.0) == (
         "Slower than plain decoding, about 0.7× as fast: drafting took 49% of the time"
     )
+    # Without steps, 98 tokens take 1.4 s.
+    assert said(done=few, plain_speed=100.0).startswith("Slower than plain decoding, about 0.7×")
+    nothing = replace(none, method="suffix:memory=off")
+    assert said(*PLAIN, done=nothing) == "No drafts: suffix:memory=off found none"
     wrong = replace(AUTO, n_accepted=0, n_drafted=4)
-    assert said(plain(), *PLAIN, done=wrong) == (
+    assert said(plain(), *PLAIN * 4, done=wrong) == (
         "About as fast as plain decoding: none of 4 drafts was accepted"
     )
 
@@ -125,8 +129,13 @@ def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
     assert said(
         plain=replace(AUTO, decode_seconds=0.8), done=replace(AUTO, decode_seconds=0.4)
     ) == (f"Too short to tell a speed-up: {came}")
-    beside = [plain(), drafted("x", n_texts=2), *PLAIN]
-    assert said(*beside) == f"Written beside other texts, so its speed-up is not known: {came}"
+    # Steps that also decoded other texts tell nothing of this one's speed.
+    beside = [drafted("x", "y", bonus="z", n_texts=2, decode_ms=200.0)] * 10
+    assert said(plain(), *beside, *PLAIN, message="") == (
+        f"Written beside other texts for too long to tell a speed-up: {came}"
+    )
+    alone = [COPIED._replace(decode_ms=13.3)] * 30
+    assert said(plain(), *beside, *alone, *PLAIN).startswith("About 1.9× as fast")
     assert said(done=replace(AUTO, method="ar")) == "Plain decoding: one token a step, no drafts"
     assert said(done=Done("cancelled", "auto")) == "No tokens were written"
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from app.store import Chat, Store, StoreError, Turn
+from app.worker.messages import ModelSpec
 from tests.app.store.test_store import talk
-from tests.support.fake_backend import DONE
+from tests.support.fake_backend import DONE, MODEL
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_an_export_has_all_of_a_chat_and_imports_once(store: Store) -> None:
     edited = store.add_turn(
         chat.id, "", None, "user", "é\n", [{"name": "a", "text": "A", "leads": True}]
     ).id
-    store.add_turn(chat.id, "", edited, "assistant", "half", reply={"pieces": [["half", True]]})
+    store.add_turn(chat.id, "", edited, "assistant", "half", reply={"runs": [[4, 1]]})
     store.add_turn(chat.id, "", edited, "assistant", "", state="running")
     store.save_steps(reply, b"\0steps")
     store.delete_turn(more, "")
@@ -80,6 +81,8 @@ def test_markdown_has_the_branch_that_is_shown(store: Store) -> None:
 
 
 def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> None:
+    spec = ModelSpec("/models/m.gguf")
+    finished = dataclasses.replace(DONE, model=dataclasses.replace(MODEL, spec=spec, n_ctx=4096))
     reply = {
         "notice": "",
         "done": None,
@@ -93,7 +96,7 @@ def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> N
         [
             {
                 "user": "one",
-                "reply": {**reply, **ended, "done": dataclasses.asdict(DONE), "n_left_out": 0},
+                "reply": {**reply, **ended, "done": dataclasses.asdict(finished), "n_left_out": 0},
                 "before": None,
                 "n_ctx": 0,
                 "files": [],
@@ -132,9 +135,19 @@ def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> N
     ]
     _, one, _, two = turns(store, chat)
     assert (one.state, two.state) == ("done", "interrupted")
-    assert one.reply["pieces"] == [["ab", True], ["c", False]]
-    assert one.reply["done"] == json.loads(json.dumps(dataclasses.asdict(DONE)))
-    assert (one.reply["method"], two.reply["n_ctx"]) == ("auto", 2048)
+    done_without_model = dataclasses.replace(DONE, model=None)
+    assert one.reply == {
+        "method": "auto",
+        "opening": "",
+        "thinking": None,
+        "error": "",
+        "runs": [[0, 0], [2, 2], [1, 1]],
+        "done": json.loads(json.dumps(dataclasses.asdict(done_without_model))),
+        "model": "m.gguf",
+        "n_ctx": 4096,
+        "n_left_out": 0,
+    }
+    assert (two.reply["method"], two.reply["done"]) == ("none", None)
 
 
 def node(parent: str | None, role: str = "", text: str = "", **more: Any) -> dict[str, Any]:
@@ -242,6 +255,8 @@ def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) 
         (("leaf",), 9),
         (("settings",), []),
         (("created_at",), "x"),
+        (("changed_at",), float("nan")),
+        (("turns", 0, "created_at"), 10**400),
         (("turns", 1, "parent"), 1),
         (("turns", 1, "parent"), -1),
         (("turns", 0, "role"), "system"),

@@ -144,7 +144,7 @@ def test_what_was_deleted_is_purged_after_a_day(tmp_path_factory: pytest.TempPat
 
 
 def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Store) -> None:
-    chat, (_, reply) = talk(
+    chat, (ask, reply) = talk(
         store, "About Škoda cars", "A " + "long " * 40 + "tale of a skoda engine"
     )
     hits = store.search("", "SKODA")
@@ -155,7 +155,8 @@ def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Sto
     assert hit.snippet.startswith("…") and hit.snippet.endswith("tale of a \2skoda\3 engine")
     assert [hit.turn for hit in store.search("", "tale eng")] == [reply]
     assert store.search("", "eng tale") == []
-    assert len(store.search("", "skoda", limit=2)) == 2
+    assert [hit.turn for hit in hits] == [None, reply, ask]
+    assert [hit.turn for hit in store.search("", "skoda", limit=2)] == [None, reply]
     running = store.add_turn(chat.id, "", reply, "assistant", "", state="running").id
     store.save_reply(running, "zebra", {}, "running")
     assert store.search("", "zebra") == []
