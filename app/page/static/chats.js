@@ -2,12 +2,18 @@
 
 let chats = []; // as GET page/chats lists them: pinned first, then the latest
 let chat = null; // the open one, as ChatJson; null: a new one
+let hasOlder = false; // chats than these
 let folder = null; // the folder shown; null: all
 let isIncognito = false; // whether the next new chat is kept nowhere
 
-const readChats = tried(async () => {
-  const query = folder === null ? "" : `?folder=${encodeURIComponent(folder)}`;
-  ({ chats } = await api("GET", `/chats${query}`));
+const AT_ONCE = 100;
+const readChats = tried(async (before = []) => {
+  const query = new URLSearchParams({ limit: AT_ONCE });
+  if (folder !== null) query.set("folder", folder);
+  if (before.length) query.set("before", before.at(-1).id);
+  const { chats: found } = await api("GET", `/chats?${query}`);
+  chats = [...before, ...found];
+  hasOlder = found.length === AT_ONCE;
   showChats();
 });
 
@@ -49,7 +55,8 @@ function showChats() {
       if (groupOf(one) !== group) parts.push(h("h3", {}, (group = groupOf(one))));
       parts.push(row(one));
     }
-    list.replaceChildren(...parts);
+    const older = h("button", { type: "button", class: "earlier", onclick: () => readChats(chats) }, "Older chats");
+    list.replaceChildren(...parts, ...(hasOlder ? [older] : []));
   }
   const none = isSearch ? "Nothing found." : folder === null ? "No chats yet." : "No chats in this folder.";
   if (!list.firstChild) list.append(h("p", { class: "quiet" }, none));

@@ -1,37 +1,68 @@
 // The start page, the shortcuts, and the start of it all.
 
-const NOTES = `Meeting notes, 12 March
-- Anna sends the new price list to all customers by Friday.
-- Ben books the room in Hamburg for the workshop on 4 April.
-- Clara asks the printer for a second offer for 500 flyers.`;
-const CODE = `def total(orders):
-    net = 0
-    for order in orders:
-        net = net + order["price"] * order["amount"]
-    return round(net * 1.19, 2)`;
+const TEXT = `The old lighthouse stands on a rock near the harbour. Every evening its lamp turns, and the ships in \
+the bay find their way home. Last winter a storm broke three of its windows, and the keeper repaired them himself. \
+Visitors can climb the stairs on Sundays from ten to four. At the top there is a small room with a round window. From \
+there you can see the whole coast, the two islands and, on clear days, the mountains behind the town. The keeper sells \
+postcards and tells stories about the ships that he has seen. Children like the brass bell best. It is rung at noon, and \
+you can hear it as far as the market.`;
+const TYPOS = `The old lighthous stands on a rock near the harbour. Every evening its lamp turns, and the ships in the bay \
+find there way home. Last winter a storm broke three of its windows, and the keeper repaird them himself. Visiters can \
+climb the stairs on Sundays from ten to four.`;
+const CODE = `import csv
+from pathlib import Path
 
-// Drafts are copied from the text so far, so they pay where a reply repeats it.
+FOLDER = Path("orders")
+TAX = 0.19
+
+
+def read_orders(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def price(order):
+    amount = int(order["amount"])
+    return amount * float(order["price"])
+
+
+def total(orders):
+    net = sum(price(order) for order in orders)
+    return round(net * (1 + TAX), 2)
+
+
+def print_orders(orders):
+    for order in orders:
+        print(f"{order['name']:20} {price(order):10.2f}")
+    print(f"{'total':20} {total(orders):10.2f}")`;
+
+// Title, message, and the name and text of a file. Drafts are copied from the text so far, so they pay where a
+// reply repeats it: all but the last one do. The first one shows drafts with every model that was tried.
 const PROMPTS = [
-  ["Change one line of code", `Change the tax in this code from 19 to 21 percent. Write the whole code again.\n\n${CODE}`],
-  ["Tidy up notes", `Write these notes again, unchanged, with a number before each line.\n\n${NOTES}`],
-  ["Turn a list into JSON", `Write this list as JSON, with the keys "city" and "country".\n\nParis, France\nRome, Italy\nVienna, Austria\nMadrid, Spain\nLisbon, Portugal`],
-  ["Repeat a text", `Repeat this text three times:\n\nThe quick brown fox jumps over the lazy dog. The dog sleeps on.`],
-  ["Invent a story", "Write a short story about a lighthouse keeper who finds a door in the sea.", "Little to copy: drafts rarely pay here"],
+  ["Copy a text", `Copy this text word for word.\n\n${TEXT}`],
+  ["Change a line of code", "Change the value of TAX to 0.21.", "shop.py", CODE],
+  ["Correct a text", `Correct the spelling mistakes in this text. Change nothing else.\n\n${TYPOS}`],
+  ["Write HTML", "Write an HTML list with ten items, from Item 1 to Item 10."],
+  ["Ask a question: little to copy, so drafts do not pay", "What is the capital of France, and why do people like it?"],
 ];
 
 function showStart() {
   const model = server.status?.model;
   const size = model ? `${model.name}: ${model.description}` : "No model is loaded yet";
-  const cards = PROMPTS.map(([title, prompt, why]) => {
+  const cards = PROMPTS.map(([title, text, name, code]) => {
     const use = () => {
-      setBox(prompt);
+      setBox(text);
+      setFiles(code ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
       send();
     };
+    const prompt = code ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
+    const race = () => openRace({ prompt, start: true });
+    const shown = `${text.split("\n")[0]}${name ? ` (${name})` : ""}`;
     return h(
       "li",
       {},
-      h("button", { type: "button", class: "card", onclick: use }, h("b", {}, title), h("span", {}, why ?? prompt.split("\n")[0])),
-      h("button", { type: "button", class: "race-card", onclick: () => openRace({ prompt, start: true }), "aria-label": `Race: ${title}` }, icon("race"), "Race"),
+      h("button", { type: "button", class: "card", onclick: use }, h("b", {}, title), h("span", {}, shown)),
+      h("button", { type: "button", class: "race-card", onclick: race, "aria-label": `Race: ${title}` }, icon("race"), "Race"),
     );
   });
   $("#start").replaceChildren(

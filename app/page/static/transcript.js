@@ -116,8 +116,9 @@ function articleOf(turn, name, ...parts) {
 }
 
 function messageOf(turn) {
-  const files = turn.files.map(({ name, size }) => {
-    return h("li", {}, h("bdi", {}, name), h("span", {}, size));
+  const files = turn.files.map(({ name, size }, n) => {
+    const onclick = tried(() => showFile(turn, n));
+    return h("li", {}, h("button", { type: "button", onclick }, h("bdi", {}, name), h("span", {}, size)));
   });
   const article = articleOf(
     turn,
@@ -128,6 +129,11 @@ function messageOf(turn) {
   );
   article.classList.add("user");
   return article;
+}
+
+async function showFile(turn, n) {
+  const { name, text } = await api("GET", `/turns/${turn.id}/files/${n}`);
+  openDialog(name, h("pre", { class: "file", tabindex: 0, dir: "auto" }, text)).classList.add("wide");
 }
 
 function replyOf(turn) {
@@ -243,13 +249,10 @@ function fillDrafts() {
 }
 
 async function deleteTurn(turn) {
+  const n = turns.length - turns.indexOf(turn);
   await api("DELETE", `/turns/${turn.id}`);
-  const n = turns.length - turns.findIndex(({ id }) => id === turn.id);
-  await openChat(chat.id);
-  notify(n === 1 ? "Deleted one turn" : `Deleted ${n} turns`, "Undo", async () => {
-    await api("POST", `/turns/${turn.id}/restore`);
-    await openChat(chat.id);
-  });
+  const undo = () => api("POST", `/turns/${turn.id}/restore`);
+  notify(n === 1 ? "Deleted one turn" : `Deleted ${n} turns`, "Undo", undo);
 }
 
 // Replaces a turn's text by a form. A changed message is answered anew; a changed reply stands as it is.
