@@ -27,6 +27,7 @@ from app.worker.messages import ChatRequest, LeftOut
 T = TypeVar("T")
 Json = dict[str, Any]
 FIRST_INCOGNITO = 2**40  # the least id of a turn that is only in memory
+EMPTY = "the message is empty; give a text or a file"
 NOTHING = LeftOut()
 MOST_TURNS = 30  # that are sent at once
 
@@ -159,6 +160,8 @@ class Chats:
         ask: Ask,
     ) -> Json:
         """Add a message below the turn ``parent``, and begin its reply."""
+        if not (text or files):
+            raise ApiError(EMPTY, param="text")
 
         def add(store: Store) -> Turn:
             return store.add_turn(chat, owner, parent, "user", text, files)
@@ -189,6 +192,8 @@ class Chats:
         chat, parent = found.chat, found.parent
         if found.role == "user":
             kept = found.files if files is None else files
+            if not (text or kept):
+                raise ApiError(EMPTY, param="text")
 
             def add(store: Store) -> Turn:
                 return store.add_turn(chat, owner, parent, "user", text, kept)
@@ -248,7 +253,7 @@ class Chats:
             reply.begin_again(settings.method)
             settings = replace(settings, thinking=reply.thinking)
             store.save_reply(turn, reply.text, reply.as_json(), "running")
-            return self._started(store, owner, chat, 1, mark_of(path), reply, settings, ask)
+            return self._started(store, owner, found, 1, mark_of(path), reply, settings, ask)
 
         with self.jobs.reserved(chat):
             return self._begin(await in_thread(start))
@@ -264,10 +269,10 @@ class Chats:
             before = mark_of(store.path(chat, owner, limit=2))
             said = message(store)
             reply = Reply(settings.method, thinking=settings.thinking)
-            store.add_turn(
+            turn = store.add_turn(
                 chat, owner, said.id, "assistant", "", (), reply.as_json(), state="running"
             )
-            return self._started(store, owner, chat, n_new, before, reply, settings, ask)
+            return self._started(store, owner, turn, n_new, before, reply, settings, ask)
 
         with self.jobs.reserved(chat):
             return self._begin(await in_thread(start))
@@ -285,17 +290,18 @@ class Chats:
         self,
         store: Store,
         owner: str,
-        chat: str,
+        turn: Turn,
         n_new: int,
         before: Mark,
         reply: Reply,
         settings: Settings,
         ask: Ask,
     ) -> _Started:
-        """A job for the chat's last turn; the last ``n_new`` turns are new."""
-        path = store.path(chat, owner)
-        turn = replace(path[-1][0], text=reply.text)
-        read = [one for one, _ in path[:-1]] + ([turn] if reply.text else [])
+        """A job for a reply; the last ``n_new`` turns of its path are new."""
+        chat = turn.chat
+        path = store.path(chat, owner, leaf=turn.id)
+        begun = [replace(turn, text=reply.text)] if reply.text else []
+        read = [one for one, _ in path[:-1]] + begun
         prompt = prompt_of(read, settings.system)
         reply.left_out = prompt.left_out(*before)
         reply.reads_from = prompt.first_read(reply.left_out)

@@ -26,6 +26,11 @@ class Sent:
     text: bytes
 
 
+def encoded(text: str) -> bytes:
+    """The text in UTF-8. A browser may send half of a character, which has no form in it."""
+    return text.encode("utf-8", "replace")
+
+
 class Feed:
     """The events of all owners, in the order of their ids.
 
@@ -34,7 +39,6 @@ class Feed:
 
     def __init__(self) -> None:
         self.seq = int(time.time() * 1000)
-        self.n_readers = 0
         self._dropped = self.seq  # the last event that is not kept any more
         self._kept: deque[Sent] = deque()
         self._n_bytes = 0
@@ -42,7 +46,7 @@ class Feed:
 
     def publish(self, owner: str | None, kind: str, data: object) -> None:
         self.seq += 1
-        text = f"id: {self.seq}\nevent: {kind}\ndata: {dumps(data)}\n\n".encode()
+        text = encoded(f"id: {self.seq}\nevent: {kind}\ndata: {dumps(data)}\n\n")
         self._kept.append(Sent(self.seq, owner, text))
         self._n_bytes += len(text)
         while self._n_bytes > MOST_BYTES:
@@ -57,25 +61,21 @@ class Feed:
 
         A reader may be as slow as it likes: nothing is kept for it. What it missed is a ``reset``.
         """
-        self.n_readers += 1
-        try:
-            last = self.seq if after is None else after
-            yield b": open\n\n"
-            while True:
-                if not self._dropped <= last <= self.seq:
-                    last = self.seq
-                    yield f"id: {last}\nevent: reset\ndata: {{}}\n\n".encode()
-                while (found := self._next(last)) is not None:
-                    last = found.id
-                    if found.owner is None or found.owner == owner:
-                        yield found.text
-                    if last < self._dropped:
-                        break
-                else:
-                    if not await self._has_news():
-                        yield b": ping\n\n"
-        finally:
-            self.n_readers -= 1
+        last = self.seq if after is None else after
+        yield b": open\n\n"
+        while True:
+            if not self._dropped <= last <= self.seq:
+                last = self.seq
+                yield f"id: {last}\nevent: reset\ndata: {{}}\n\n".encode()
+            while (found := self._next(last)) is not None:
+                last = found.id
+                if found.owner is None or found.owner == owner:
+                    yield found.text
+                if last < self._dropped:
+                    break
+            else:
+                if not await self._has_news():
+                    yield b": ping\n\n"
 
     async def _has_news(self) -> bool:
         """Wait for the next event; False if none comes for ``PING_SECONDS``."""

@@ -191,14 +191,13 @@ class Jobs:
             while not is_over:
                 await job.changed.wait()
                 job.changed.clear()
-                is_over = job.is_over  # what comes while this is shown is shown, too
-                began = clock()
+                began, is_over = clock(), job.is_over
                 if job.reply.notice != notice:
                     notice = job.reply.notice
                     self._publish(job, {"set": {"notice": notice}})
                 self.move_mark(job.owner, job.chat, mark, job.mark)
                 mark = job.mark
-                for change in job.shown.update(job.reply):
+                for change in job.shown.update(job.reply, is_over=is_over):
                     self._publish(job, change)
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
@@ -207,7 +206,11 @@ class Jobs:
 
     async def _finish(self, job: Job) -> None:
         """Say what came of the reply, and save it, however long that takes."""
-        kept_steps = await asyncio.to_thread(self._summed_up, job)
+        kept_steps = b""
+        try:
+            kept_steps = await asyncio.to_thread(self._summed_up, job)
+        except Exception:  # nothing keeps the text from being saved
+            log.exception("a reply cannot be summed up")
         while (trouble := await self._save(job, "done")) and not self._is_closed:
             if trouble != job.trouble:
                 job.trouble = trouble

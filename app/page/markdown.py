@@ -141,12 +141,18 @@ class Growing:
             self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
             self._settled = text[: begin + end]
             self._references = env["references"]
-        before, now = self.blocks[n_settled:], _blocks(tokens, env)
-        self.blocks[n_settled:] = now
-        if before == now:
+        return self._take([*self.blocks[:n_settled], *_blocks(tokens, env)], n_settled)
+
+    def finish(self, text: str, marks: Marks, at: int = 0) -> int | None:
+        """Render the whole text as one that grows no more. Returns the same."""
+        return self._take(render_blocks(text, marks, at), 0)
+
+    def _take(self, blocks: list[str], n_same: int) -> int | None:
+        before, self.blocks = self.blocks, blocks
+        if before == blocks:
             return None
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
-        return n_settled + len(list(same))
+        pairs = zip(before[n_same:], blocks[n_same:], strict=False)
+        return n_same + len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
     @staticmethod
     def _cut(tokens: Sequence[Token], tail: str, limit: int) -> tuple[int, int]:

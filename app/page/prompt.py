@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.page.files import read_files, with_files
-from app.page.reply import Reply
 from app.store import Turn
 from app.worker.messages import LeftOut
+from speculation.chat.reasoning import answer_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
         if turn.role == "assistant":
             if not starts:  # a greeting
                 starts.append(turn.id)
-            text = turn.text if is_last else Reply.from_json(turn.text, turn.reply).answer
+            opening = str(turn.reply.get("opening", ""))
+            text = turn.text if is_last else answer_of(turn.text, opening)
             messages.append({"role": "assistant", "content": text})
     return Prompt(tuple(messages), tuple(starts))

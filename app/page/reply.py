@@ -95,6 +95,7 @@ class Reply:
                 self._add(min(left, n_characters), number % 2 == 1, n_tokens)
                 left -= min(left, n_characters)
         self.method, self.done, self.error = method, None, ""
+        self.sentence, self.figures, self.cells = "", [], []
 
     def take(self, event: Event) -> None:
         """Update the reply from an event of the backend."""

@@ -20,6 +20,7 @@ from app.api.json_text import dumps
 from app.api.service import memory_of
 from app.page import steps
 from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
+from app.page.feed import encoded
 from app.page.files import UnreadableFile, text_of_pdf
 from app.page.owners import Owners
 from app.page.race import ROUNDS
@@ -28,6 +29,9 @@ from app.worker.messages import LoadedModel, Status
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
+
+
+TurnId = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class NewChat(BaseModel):
@@ -68,7 +72,7 @@ class Edit(Reply):
 class Message(Reply):
     text: str = ""
     files: list[GivenFile] = Field(default_factory=list)
-    parent: int | None = None
+    parent: TurnId | None = None
 
 
 class Race(Reply):
@@ -81,7 +85,7 @@ class RaceOnText(Race):
 
 
 class At(BaseModel):
-    turn: int
+    turn: TurnId
 
 
 class NewPreset(BaseModel):
@@ -131,13 +135,13 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     watching: list[asyncio.Task[None]] = []
 
     async def watch() -> None:
-        """Publish the backend's status when it changes, while anybody hears it."""
+        """Publish the backend's status when it changes."""
         seen = backend.status()
-        while await asyncio.sleep(STATUS_SECONDS, True) and feed.n_readers:
+        while True:
+            await asyncio.sleep(STATUS_SECONDS)
             if (now := backend.status()) != seen:
                 seen = now
                 feed.publish(None, "status", status_json(now))
-        watching.clear()
 
     @router.get("/state")
     async def state(http: Request) -> Response:
@@ -154,7 +158,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             "notice": store.notice,
             "seq": seq,
         }
-        response.body = dumps(found).encode()
+        response.body = encoded(dumps(found))
         response.headers["content-length"] = str(len(response.body))
         return response
 
@@ -193,7 +197,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def open_chat(
         owner: Owner,
         chat: str,
-        before: int | None = None,
+        before: TurnId | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = MOST_TURNS,
     ) -> Response:
         return _json(await chats.open(owner, chat, before, limit))
@@ -238,51 +242,49 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     @router.post("/chats/{chat}/messages")
     async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
         files = await in_thread(lambda: _files(body.files, ()))
-        if not (body.text.strip() or files):
-            raise ApiError("the message is empty; give a text or a file", param="text")
         parent = body.parent
         if "parent" not in body.model_fields_set:
             kept = chats.store_of(chat)
             parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
-        text = body.text.strip("\n")
+        text = _said(body.text)
         return _json(await chats.message(owner, chat, text, files, parent, _ask(http, body)))
 
     @router.post("/turns/{turn}/retry")
-    async def retry(http: Request, owner: Owner, turn: int, body: Reply) -> Response:
+    async def retry(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
         return _json(await chats.retry(owner, turn, _ask(http, body)))
 
     @router.post("/turns/{turn}/continue")
-    async def proceed(http: Request, owner: Owner, turn: int, body: Reply) -> Response:
+    async def proceed(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
         return _json(await chats.proceed(owner, turn, _ask(http, body)))
 
     @router.post("/turns/{turn}/edit")
-    async def edit(http: Request, owner: Owner, turn: int, body: Edit) -> Response:
+    async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
         given, files = body.files, None
         if given is not None:
             old = (await chats.turn(owner, turn)).files
             files = await in_thread(lambda: _files(given, old))
-        text = body.text.strip("\n")
+        text = _said(body.text)
         return _json(await chats.edit(owner, turn, text, files, _ask(http, body)))
 
     @router.post("/turns/{turn}/choose")
-    async def choose(owner: Owner, turn: int) -> Response:
+    async def choose(owner: Owner, turn: TurnId) -> Response:
         return _json(await chats.choose(owner, turn))
 
     @router.post("/turns/{turn}/stop")
-    async def stop(owner: Owner, turn: int) -> Response:
+    async def stop(owner: Owner, turn: TurnId) -> Response:
         await chats.stop(owner, turn)
         return _json({})
 
     @router.delete("/turns/{turn}")
-    async def delete_turn(owner: Owner, turn: int) -> Response:
+    async def delete_turn(owner: Owner, turn: TurnId) -> Response:
         return _json(await chats.delete_turn(owner, turn))
 
     @router.post("/turns/{turn}/restore")
-    async def restore_turn(owner: Owner, turn: int) -> Response:
+    async def restore_turn(owner: Owner, turn: TurnId) -> Response:
         return _json(await chats.restore_turn(owner, turn))
 
     @router.get("/turns/{turn}/files/{number}")
-    async def read_file(owner: Owner, turn: int, number: int) -> Response:
+    async def read_file(owner: Owner, turn: TurnId, number: int) -> Response:
         files = (await chats.turn(owner, turn)).files
         if not 0 <= number < len(files):
             raise ApiError(
@@ -291,7 +293,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         return _json(files[number])
 
     @router.get("/turns/{turn}/steps")
-    async def read_steps(owner: Owner, turn: int) -> Response:
+    async def read_steps(owner: Owner, turn: TurnId) -> Response:
         kept = await in_thread(lambda: chats.store_of_turn(turn).steps(turn, owner))
         if kept is None:
             raise ApiError("the steps of this reply are not kept", 404)
@@ -300,7 +302,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Races
 
     @router.post("/turns/{turn}/race")
-    async def race_turn(http: Request, owner: Owner, turn: int, body: Race) -> Response:
+    async def race_turn(http: Request, owner: Owner, turn: TurnId, body: Race) -> Response:
         ask = _ask(http, body)
         return _json({"race": await chats.race_turn(owner, turn, body.methods, body.rounds, ask)})
 
@@ -346,7 +348,7 @@ def _imports(chats: Chats) -> APIRouter:
 
 
 def _json(data: Any) -> Response:
-    return Response(dumps(data), media_type="application/json")
+    return Response(encoded(dumps(data)), media_type="application/json")
 
 
 def _download(parts: Iterator[str], name: str, kind: str) -> Response:
@@ -360,6 +362,11 @@ def _download(parts: Iterator[str], name: str, kind: str) -> Response:
 
 def _ask(http: Request, body: Reply) -> Ask:
     return Ask(body.settings, memory_of(http))
+
+
+def _said(text: str) -> str:
+    """The text without empty lines around it."""
+    return text.strip("\n") if text.strip() else ""
 
 
 def _files(given: list[GivenFile], old: tuple[Mapping[str, Any], ...]) -> list[Mapping[str, Any]]:

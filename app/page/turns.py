@@ -23,12 +23,13 @@ class Shown:
     def __init__(self) -> None:
         self._parts = {part: Growing() for part in PARTS}
 
-    def update(self, reply: Reply) -> list[dict[str, Any]]:
+    def update(self, reply: Reply, *, is_over: bool = False) -> list[dict[str, Any]]:
         """The blocks that changed, as the stream sends them."""
         changed = []
         for part, start, end in _spans(reply):
             growing = self._parts[part]
-            first = growing.update(reply.text[start:end], reply.marks, start)
+            render = growing.finish if is_over else growing.update
+            first = render(reply.text[start:end], reply.marks, start)
             if first is not None:
                 changed.append({"part": part, "from": first, "blocks": growing.blocks[first:]})
         return changed

@@ -344,6 +344,11 @@ def test_addresses_and_methods_that_there_are_not_are_told_in_json() -> None:
     assert guarded(page=False).get("/").status_code == 404
 
 
+def test_answers_on_a_kept_connection_are_not_held_back() -> None:
+    with bind("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
+
+
 def test_idle_connections_give_way_to_those_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answers(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("ok")(scope, receive, send)

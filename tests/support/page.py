@@ -79,7 +79,7 @@ class Page:
         return self.ask("GET", path, status)
 
     def post(self, path: str, status: int = 200, **body: Any) -> Any:
-        answer = self.client.post(path, json=body)
+        answer = self.client.post(path, content=json.dumps(body))
         assert answer.status_code == status, answer.text
         return answer.json()
 

@@ -26,7 +26,8 @@ FLAGS = (
 
 # What an earlier visit would have left.
 SETTINGS = """
-    if (location.protocol === "http:") localStorage["speculation:settings"] ??= '{"max_tokens": 60}';
+    if (location.protocol === "http:")
+      localStorage["speculation:settings"] ??= '{"max_tokens": 60}';
 """
 
 

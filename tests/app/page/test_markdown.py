@@ -102,6 +102,15 @@ def test_an_unfinished_line_does_not_settle_the_block_before_it() -> None:
     assert "".join(growing.blocks) == "<p>a<br />\n<code>x</code> b</p>\n"
 
 
+def test_a_text_that_has_ended_is_shown_as_it_is() -> None:
+    growing, marks = Growing(), Marks.of([("a\n\n**b", False)])
+    assert growing.update("a\n\n**b", marks) == 0
+    assert growing.blocks == ["<p>a</p>\n", "<p><strong>b</strong></p>\n"]
+    assert growing.finish("a\n\n**b", marks) == 1
+    assert growing.blocks == ["<p>a</p>\n", "<p>**b</p>\n"]
+    assert growing.finish("a\n\n**b", marks) is None
+
+
 def test_only_blocks_that_changed_are_shown_again() -> None:
     growing, marks, changed = Growing(), Marks(), []
     text = ""

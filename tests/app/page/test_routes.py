@@ -63,7 +63,7 @@ def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
     written: tuple[Page, Written, Chats],
 ) -> None:
     page, backend, _ = written
-    chat = page.new_chat(settings={"method": "guess", "system": " Be brief. "})
+    chat = page.new_chat(settings={"method": "guess", "system": " Be brief. ", "half": "\ud83d"})
     _, reply = page.post(f"chats/{chat}/messages", text="count\n")["turns"]
     assert (reply["state"], reply["method"], reply["model"]) == ("running", "guess", "m.gguf")
     backend.write(Waiting(1), Prefill(512, 900))
@@ -182,6 +182,32 @@ def test_the_first_turn_that_is_still_read_is_marked_and_kept(
     assert moved == [(turns[4], 0), (reply["parent"], 2048)]
 
 
+def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
+    written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, backend, _ = written
+    monkeypatch.setattr(jobs, "SHOW_SECONDS", 0.05)
+    chat, seq = page.new_chat(), page.get("state")["seq"]
+    _, reply = page.post(f"chats/{chat}/messages", text="hi")["turns"]
+    shown: dict[str, list[str]] = {"reasoning": [], "answer": []}
+    texts = iter(
+        ["<think>a", "b\n\nc</think>", "one\n", "\n- two", " **three\n", "\nfour", " **five"]
+    )
+    n_parts = 0
+    for _, kind, data in page.stream(seq):
+        if kind == "turn" and "part" in data:
+            shown[data["part"]][data["from"] :] = data["blocks"]
+            n_parts += 1
+        if kind == "turn" and data.get("set", {}).get("state") == "done":
+            break
+        if kind in ("turns", "turn"):
+            backend.write(next(texts, DONE))
+    (last,) = [turn for turn in page.turns(chat) if turn["id"] == reply["id"]]
+    assert (last["reasoning"], last["blocks"]) == (shown["reasoning"], shown["answer"])
+    assert shown["answer"][-1] == "<p>four **five</p>\n"
+    assert n_parts > 4
+
+
 def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
     written: tuple[Page, Written, Chats],
 ) -> None:
@@ -206,6 +232,9 @@ def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
     error = page.post(f"chats/{other}/messages", 400, text="", files=broken)["error"]
     assert error["message"].startswith("x.pdf cannot be read as a PDF: ")
     page.post(f"chats/{other}/messages", 400, text=" ")
+    page.post(f"turns/{asked['id']}/edit", 400, text=" ", files=[])
+    page.post(f"turns/{2**64}/retry", 400)
+    page.get(f"chats/{chat}?before={2**64}", 400)
     assert page.turns(other) == []
 
 
