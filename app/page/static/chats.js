@@ -233,11 +233,12 @@ function startChats() {
       ["Import chats…", chooseImport],
       ["Export all chats", () => exportChat("/export")],
     ]);
+  $$("#chats > .row").forEach(makeGroup);
   $("#list").onkeydown = (event) => {
     const link = event.target.closest(".row")?.querySelector("a");
     const more = link?.nextSibling;
     if (!link) return;
-    const next = step($$("a", $("#list")), event.key);
+    const next = step($$("a", $("#list")), event.key, [["ArrowUp"], ["ArrowDown"]]);
     if (next) roving($$("a", $("#list")), next, true);
     else if (event.key === "ArrowRight" && more) more.focus();
     else if (event.key === "ArrowLeft") link.focus();

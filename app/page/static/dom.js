@@ -64,17 +64,32 @@ function iconButton(name, label, onclick, attributes = {}) {
   return h("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick, ...attributes }, icon(name));
 }
 
-// Of several elements, Tab reaches one; the arrow keys move between them.
+// Of a group's elements, Tab reaches one; the arrow keys move between them.
 function roving(items, current, focuses = false) {
   for (const item of items) item.tabIndex = item === current ? 0 : -1;
   if (focuses) current?.focus();
 }
 
-function step(items, key, vertical = true) {
+const BACK = ["ArrowUp", "ArrowLeft"];
+const ON = ["ArrowDown", "ArrowRight"];
+function step(items, key, [back, on] = [BACK, ON]) {
   const at = items.findIndex((item) => item.contains(document.activeElement));
-  const [back, on] = vertical ? ["ArrowUp", "ArrowDown"] : ["ArrowLeft", "ArrowRight"];
-  const to = { [back]: at - 1, [on]: at + 1, Home: 0, End: items.length - 1 }[key];
-  return to === undefined ? undefined : items[Math.min(Math.max(to, 0), items.length - 1)];
+  if (key === "Home") return items[0];
+  if (key === "End") return items.at(-1);
+  if (!back.includes(key) && !on.includes(key)) return undefined;
+  return items[Math.min(Math.max(at + (on.includes(key) ? 1 : -1), 0), items.length - 1)];
+}
+
+const ACTIVE = "button:not(:disabled), a, summary";
+function makeGroup(element) {
+  const items = () => $$(ACTIVE, element);
+  roving(items(), items()[0]);
+  element.onkeydown = (event) => {
+    const next = step(items(), event.key);
+    if (!next) return;
+    event.preventDefault();
+    roving(items(), next, true);
+  };
 }
 
 // Shows a menu at a button: [label, action] each.

@@ -87,21 +87,23 @@ function closeDrawer() {
   drawer().opener?.focus();
 }
 
+let preset = ""; // the id of the one chosen last
 function showPresets() {
   const select = h("select", { "aria-label": "Preset" }, h("option", { value: "" }, "Choose a preset"));
   for (const { id, name } of server.presets) select.append(h("option", { value: id }, name));
+  select.value = preset;
+  const chosen = () => server.presets.find((one) => String(one.id) === select.value);
   select.onchange = () => {
-    const preset = server.presets.find((one) => String(one.id) === select.value);
-    if (!preset) return;
-    changeSettings({ ...DEFAULTS, ...preset.settings });
+    preset = select.value;
+    if (!chosen()) return;
+    changeSettings({ ...DEFAULTS, ...chosen().settings });
     showFields();
-    select.value = preset.id;
   };
   const more = iconButton("more", "Presets", () => {
-    const chosen = server.presets.find((one) => String(one.id) === select.value);
+    const one = chosen();
     openMenu(more, [
       ["Save these settings as a preset…", savePreset],
-      chosen && [`Delete “${chosen.name}”`, tried(() => deletePreset(chosen))],
+      one && [`Delete “${one.name}”`, tried(() => deletePreset(one))],
     ]);
   });
   $("#presets").replaceChildren(select, more);

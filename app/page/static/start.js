@@ -77,6 +77,7 @@ function showStart() {
     h("p", { class: "quiet" }, `${size}. ${expectationOf(model)}`),
     h("ul", { class: "cards" }, ...cards),
   );
+  makeGroup($("#start .cards"));
 }
 
 // What to expect of a model of this size. The demo model that is included only shows the methods.

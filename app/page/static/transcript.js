@@ -301,12 +301,30 @@ function copyText(text, button) {
   setText($("#said"), "Copied");
 }
 
-// Tab reaches the buttons of one turn, the current one; ↑ and ↓ go from turn to turn.
+// Tab reaches one button of one turn, the current one. ← and → go from button to button, ↑ and ↓ from turn to
+// turn.
 function setCurrent(article, focuses = false) {
   for (const one of $$("#turns .turn")) {
-    for (const item of $$("button, summary, a, pre", one)) item.tabIndex = one === article ? 0 : -1;
+    const items = $$(ACTIVE, one);
+    const current = items.find((item) => item === document.activeElement) ?? items[0];
+    roving(items, one === article ? current : null);
+    for (const part of $$("pre, table", one)) part.tabIndex = one === article ? 0 : -1;
   }
   if (focuses) article?.focus({ preventScroll: true });
+}
+
+function moveInTurns(event) {
+  const { key, target } = event;
+  if (target.closest("form, pre, table")) return;
+  const turn = step($$("#turns .turn"), key, [["ArrowUp"], ["ArrowDown"]]);
+  const article = target.closest(".turn");
+  const item = article && step($$(ACTIVE, article), key, [["ArrowLeft"], ["ArrowRight"]]);
+  if (item && !["Home", "End"].includes(key)) item.focus();
+  else if (turn) {
+    setCurrent(turn, true);
+    turn.scrollIntoView({ block: "nearest" });
+  } else return;
+  event.preventDefault();
 }
 
 // A running reply, by the stream
@@ -372,12 +390,5 @@ function startTranscript() {
     const article = target.closest(".turn");
     if (article) setCurrent(article);
   });
-  box.addEventListener("keydown", (event) => {
-    if (event.target.closest("form, input, button, summary")) return;
-    const next = step($$("#turns .turn"), event.key);
-    if (!next || !document.activeElement.matches(".turn, #transcript")) return;
-    event.preventDefault();
-    setCurrent(next, true);
-    next.scrollIntoView({ block: "nearest" });
-  });
+  box.addEventListener("keydown", moveInTurns);
 }

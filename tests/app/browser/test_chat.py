@@ -80,6 +80,7 @@ def test_a_reply_goes_on_without_its_page_shows_in_every_tab_and_can_be_stopped(
     chat.act("Continue")
     page.wait_for_selector(f"{LAST} .error", state="hidden")
     page.wait_for_function(f"{length} > {len(before)}")
+    page.wait_for_selector(DONE)
     assert chat.texts()[1].startswith(before[:-1])
 
     chat.begin_endless("more")
