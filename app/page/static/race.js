@@ -1,5 +1,6 @@
 // Race: two methods write the same text in turn, several times, then are played on one clock.
 
+const MOST_TOKENS = 256; // of each run, so that a race takes seconds
 let race = null; // { id, dialog, played, … }
 
 // On a finished reply ({ turn }) or on a text ({ prompt }).
@@ -11,10 +12,10 @@ function openRace({ turn = null, prompt = "", start = false }) {
     select.value = value;
     return select;
   };
-  const own = settings.method === "ar" ? "auto" : settings.method;
-  const methods = [choice("First method", "ar"), choice("Second method", own)];
+  const own = settings.method === PLAIN ? "auto" : settings.method;
+  const methods = [choice("First method", PLAIN), choice("Second method", own)];
   const go = h("button", { class: "primary" }, "Start");
-  const note = h("p", { class: "quiet", role: "status" }, "Each method writes the text three times, in turn. Then both are played on one clock.");
+  const note = h("p", { class: "quiet", role: "status" }, `Each method writes the text three times, in turn, to ${MOST_TOKENS} tokens at most. Then both are played on one clock.`);
   const error = h("p", { class: "error", role: "alert", hidden: true });
   const form = h("form", { class: "row" }, methods[0], h("span", {}, "against"), methods[1], go);
   const stage = h("div", { class: "stage" });
@@ -27,7 +28,8 @@ function openRace({ turn = null, prompt = "", start = false }) {
       event.preventDefault();
       go.disabled = true;
       stage.replaceChildren();
-      const wanted = { methods: methods.map(({ value }) => value), settings };
+      const max_tokens = Math.min(settings.max_tokens || MOST_TOKENS, MOST_TOKENS);
+      const wanted = { methods: methods.map(({ value }) => value), settings: { ...settings, max_tokens } };
       const path = turn ? `/turns/${turn.id}/race` : "/race";
       race.early = []; // events that come before the answer
       try {

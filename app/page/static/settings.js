@@ -8,6 +8,7 @@ const DEFAULTS = {
   ...{ method: "", parameters: {}, sampling: {} },
   ...{ max_tokens: 1024, system: "", thinking: null, leave_out: true },
 };
+const PLAIN = "ar"; // the method without drafts
 let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
 let settings = { ...DEFAULTS };
 
@@ -135,7 +136,8 @@ function showHeader() {
   $("#model").title = model?.description ?? "Choose a model";
   setText($("#loading"), loading ? progressOf(loading) : "");
   setText($("#model-error"), error ?? "");
-  $("body").classList.toggle("thinks", !!model?.has_thinking_switch);
+  document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
+  document.body.classList.toggle("loads", !!loading);
   const select = $("#method");
   if (select.options.length !== server.methods.length) {
     const option = ({ name, title, why }) =>

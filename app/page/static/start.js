@@ -33,8 +33,19 @@ def total(orders):
 
 def print_orders(orders):
     for order in orders:
-        print(f"{order['name']:20} {price(order):10.2f}")
-    print(f"{'total':20} {total(orders):10.2f}")`;
+        name = order["name"]
+        print(f"{name:20} {price(order):10.2f}")
+    print(f"{'total':20} {total(orders):10.2f}")
+
+
+def main():
+    for path in sorted(FOLDER.glob("*.csv")):
+        print(path.name)
+        print_orders(read_orders(path))
+
+
+if __name__ == "__main__":
+    main()`;
 
 // Title, message, and the name and text of a file. Drafts are copied from the text so far, so they pay where a
 // reply repeats it: all but the last one do. The first one shows drafts with every model that was tried.
@@ -146,6 +157,7 @@ listeners.reset = tried(async () => {
 async function readServer() {
   server = await api("GET", "/state");
   lastId = String(server.seq ?? "");
+  for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
   if (server.notice) notify(server.notice);
   showHeader();
 }
