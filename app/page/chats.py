@@ -95,11 +95,23 @@ class Chats:
         return told
 
     async def new(self, owner: str, settings: Mapping[str, Any], *, incognito: bool) -> Json:
+        if incognito:
+            self._check_incognito()
         store = self._fleeting if incognito else self.kept
         chat = await in_thread(lambda: store.new_chat(owner, settings))
         if incognito:
             self._incognito.add(chat.id)
         return self.tell(chat)
+
+    def _check_incognito(self) -> None:
+        """Raise ApiError if the engine would write an incognito chat to disk."""
+        model = self.backend.status().model
+        if model is not None and model.spec.keep_texts:
+            raise ApiError(
+                "No chat is incognito while --keep-texts keeps conversations on disk. Start the "
+                "server without it.",
+                409,
+            )
 
     async def change(self, owner: str, chat: str, fields: Mapping[str, Any]) -> Json:
         store = self.store_of(chat)
@@ -129,14 +141,11 @@ class Chats:
         store, seq = self.store_of(chat), self.feed.seq
         job = self.jobs.of(chat)
         live = {} if job is None else {job.turn: job.as_json()}
-        job_mark = None if job is None else job.mark
 
         def read() -> tuple[Chat, list[Json], bool]:
             found = store.chat(chat, owner)
             path = store.path(chat, owner, before=before, limit=limit)
-            last = path if before is None else store.path(chat, owner, limit=2)
-            has_job = any(turn.id in live for turn, _ in last)
-            mark = job_mark if has_job and job_mark is not None else mark_of(last)
+            mark = mark_of(path if before is None else store.path(chat, owner, limit=2), job)
             turns = [turn_json(*one, mark, live.get(one[0].id)) for one in path]
             return found, turns, bool(path) and path[0][0].parent is not None
 
@@ -279,6 +288,8 @@ class Chats:
 
     def _settings(self, store: Store, owner: str, chat: str, ask: Ask) -> Settings:
         """The settings of the chat's next reply, which become the chat's."""
+        if chat in self._incognito:
+            self._check_incognito()
         kept = store.chat(chat, owner).settings
         given = kept if ask.settings is None else ask.settings
         settings = settings_of(given, self.backend)
@@ -363,10 +374,10 @@ class Chats:
         live = {} if job is None else {job.turn: job.as_json()}
 
         def read() -> tuple[Chat, list[Json], Mark, Mark]:
-            before = mark_of(store.path(chat, owner, limit=2))
+            before = mark_of(store.path(chat, owner, limit=2), job)
             found = change(store)
             path = store.path(chat, owner)
-            mark = mark_of(path)
+            mark = mark_of(path, job)
             ids = [turn.id for turn, _ in path]
             shown = path[ids.index(after) + 1 if after in ids else 0 :][-MOST_TURNS:]
             turns = [turn_json(*one, mark, live.get(one[0].id)) for one in shown]
@@ -440,8 +451,10 @@ class Chats:
         self.tell(chat)
 
 
-def mark_of(path: Sequence[tuple[Turn, object]]) -> Mark:
-    """What the last prompt of a path began with."""
+def mark_of(path: Sequence[tuple[Turn, object]], job: Job | None = None) -> Mark:
+    """What the last prompt of a path began with; ``job`` is the chat's, if it has one."""
+    if job is not None and any(turn.id == job.turn for turn, _ in path):
+        return job.mark
     reply = next((turn.reply for turn, _ in reversed(path) if turn.role == "assistant"), {})
     reads_from = reply.get("reads_from")
     return reads_from, int(reply.get("n_ctx", 0)) if reads_from is not None else 0

@@ -23,14 +23,14 @@ from app.page.turns import Mark, Shown, reply_fields
 from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
 from app.worker.backend import Backend
-from app.worker.events import Events
-from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps
+from app.worker.events import Events, failed
+from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps, Tokens
 from speculation.drafter import BASELINE
 
 log = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between updates; more of them would keep a slow page busy
-SAVE_SECONDS = 0.5
+SAVE_SECONDS = 0.4  # so that a kill loses no more than half a second
 CLOSE_SECONDS = 5.0
 BUSY = "This chat's last reply is still being written. Wait for its end, or stop it."
 
@@ -53,8 +53,6 @@ class Job:
     records: list[StepRecord] = field(default_factory=list)
     shown: Shown = field(default_factory=Shown)
     trouble: str = ""
-    events: Events | None = None
-    is_stopping: bool = False
     is_over: bool = False
     has_unsaved: bool = False
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,7 +76,7 @@ class Job:
             self.reply.left_out = self._left_out  # no prompt was read
         self.reply.reads_from = self.prompt.first_read(self.reply.left_out)
         self.is_over = isinstance(event, LAST)
-        self.has_unsaved = True
+        self.has_unsaved |= isinstance(event, Tokens)
         self.changed.set()
 
     @property
@@ -106,7 +104,7 @@ class Jobs:
         self._backend = backend
         self._feed = feed
         self._on_end = on_end
-        self._jobs: dict[str, Job] = {}  # by chat
+        self._jobs: dict[str, tuple[Job, Events]] = {}  # by chat
         self._reserved: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,11 +112,12 @@ class Jobs:
         self._is_closed = False
 
     def of(self, chat: str) -> Job | None:
-        return self._jobs.get(chat)
+        found = self._jobs.get(chat)
+        return found[0] if found is not None else None
 
     def running(self, chat: str) -> int | None:
         """The turn that is being generated in a chat."""
-        job = self._jobs.get(chat)
+        job = self.of(chat)
         return job.turn if job is not None else None
 
     @contextmanager
@@ -135,18 +134,21 @@ class Jobs:
 
     def start(self, job: Job) -> None:
         self._loop = asyncio.get_running_loop()
-        self._jobs[job.chat] = job
-        task = asyncio.ensure_future(self._run(job))
+        try:
+            events = self._backend.reply(job.request)
+        except Exception as error:  # the turn is there already, and says why it has no text
+            log.exception("a reply could not be asked for")
+            events = failed(f"Unexpected {type(error).__name__}: {error}", "error")
+        self._jobs[job.chat] = job, events
+        task = asyncio.ensure_future(self._run(job, events))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def stop(self, turn: int) -> None:
         """Stop the reply ``turn``, if it is being generated."""
-        for job in self._jobs.values():
+        for job, events in self._jobs.values():
             if job.turn == turn:
-                job.is_stopping = True
-                if job.events is not None:
-                    job.events.close()
+                events.close()
 
     def close(self) -> None:
         """Save the running replies as interrupted. Called at the server's end, from another
@@ -160,13 +162,13 @@ class Jobs:
 
     async def _interrupt(self) -> None:
         self._is_closed = True
-        for job in list(self._jobs.values()):
-            await self._save(job, "interrupted")
+        for job, _ in list(self._jobs.values()):
+            await self._save(job, "done" if job.is_over else "interrupted", is_last=True)
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: Job, events: Events) -> None:
         saving = asyncio.ensure_future(self._keep_saving(job))
         try:
-            await self._follow(job)
+            await self._follow(job, events)
         except Exception as error:
             log.exception("a reply's job failed")
             job.reply.error = f"Unexpected {type(error).__name__}: {error}"
@@ -180,12 +182,11 @@ class Jobs:
             await self._on_end(job)
         await saving
 
-    async def _follow(self, job: Job) -> None:
+    async def _follow(self, job: Job, events: Events) -> None:
         """Show the reply until it ends."""
         clock = asyncio.get_running_loop().time
-        job.events = self._backend.reply(job.request)
+        events.hand_over(job.take)
         try:
-            job.events.hand_over(job.take)
             notice, mark = job.reply.notice, job.mark
             is_over = False
             while not is_over:
@@ -202,7 +203,7 @@ class Jobs:
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
-            job.events.close()
+            events.close()
 
     async def _finish(self, job: Job) -> None:
         """Say what came of the reply, and save it, however long that takes."""
@@ -249,10 +250,10 @@ class Jobs:
                     job.trouble = trouble
                     self._publish(job, {"set": {"error": trouble}})
 
-    async def _save(self, job: Job, state: State) -> str:
+    async def _save(self, job: Job, state: State, *, is_last: bool = False) -> str:
         """Save the reply; returns why that failed, or nothing."""
         async with job.saving:  # so that no older save comes after a newer one
-            if self._is_closed and state != "interrupted":
+            if self._is_closed and not is_last:
                 return ""
             job.has_unsaved = False
             kept = job.reply.text, job.reply.as_json(), state

@@ -38,10 +38,9 @@ class Races:
                 self.stop(owner, number)
         id_ = secrets.token_urlsafe(9)
         started = self._races[id_] = _Race(owner, request)
-        running = asyncio.get_running_loop().run_in_executor(
-            None, self._run, asyncio.get_running_loop(), id_, started, methods, rounds
-        )
-        running.add_done_callback(lambda _: self._races.pop(id_))
+        # Not one of the loop's own few threads, which the store needs.
+        arguments = asyncio.get_running_loop(), id_, started, methods, rounds
+        threading.Thread(target=self._run, args=arguments, daemon=True).start()
         return id_
 
     def stop(self, owner: str, id_: str) -> None:
@@ -79,6 +78,7 @@ class Races:
         finally:
             if not has_ended:
                 tell(error="The race was stopped.")
+            loop.call_soon_threadsafe(self._races.pop, id_)
 
 
 def _played(run: Run) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict
 from html import escape
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from pydantic import Base64Bytes, BaseModel, Field
@@ -352,9 +353,9 @@ def _json(data: Any) -> Response:
 
 
 def _download(parts: Iterator[str], name: str, kind: str) -> Response:
-    quoted = name.encode("ascii", "replace").decode().replace("?", "_")
+    plain = name.encode("ascii", "replace").decode().replace("?", "_")
     headers = {
-        "content-disposition": f'attachment; filename="{quoted}"',
+        "content-disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name)}",
         "cache-control": "no-store",
     }
     return StreamingResponse(parts, headers=headers, media_type=kind)

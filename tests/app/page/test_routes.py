@@ -206,6 +206,8 @@ def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
     assert (last["reasoning"], last["blocks"]) == (shown["reasoning"], shown["answer"])
     assert shown["answer"][-1] == "<p>four **five</p>\n"
     assert n_parts > 4
+    resumed = page.stream(None, last_id=str(seq + 2))
+    assert [next(resumed)[0] for _ in range(3)] == [seq + 3, seq + 4, seq + 5]
 
 
 def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
@@ -362,6 +364,9 @@ def test_incognito_chats_are_in_no_list_no_file_and_no_memory(
     assert page.get("search?q=secret")["hits"] == []
     kinds = {kind for kind, _ in page.events(seq, until="incognito")}
     assert kinds == {"turns", "turn"}
+    backend.state = Status(replace(MODEL, spec=ModelSpec("m.gguf", keep_texts=9)))
+    page.post("chats", 409, incognito=True)
+    page.post(f"chats/{chat}/messages", 409, text="more")
     with sqlite3.connect(tmp_path / "chats.db") as database:
         assert database.execute("SELECT count(*) FROM turns").fetchone() == (0,)
 
@@ -381,6 +386,7 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     n_up += len(message.request.content) + len(message.request.headers.raw) * 40
     n_down += len(message.content)
     with page.client.stream("GET", "events", params={"after": str(seq)}) as answer:
+        assert answer.headers["content-encoding"] == "gzip"
         n_shown = 0
         for line in answer.iter_lines():
             n_shown += line.startswith("event: turn")
@@ -394,17 +400,18 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     assert n_shown > 90
     assert n_up < 10_000
     assert n_down < 60_000
-    print(n_up, n_down)
 
 
 def test_every_key_and_every_browser_of_others_has_its_own_chats(tmp_path: Path) -> None:
-    with served(FakeBackend(), tmp_path / "a.db", keys=("a", "b"), is_one=False) as site:
+    backend = Written()
+    with served(backend, tmp_path / "a.db", keys=("a", "b"), is_one=False) as site:
         ann, bob = (site.page(Authorization=f"Bearer {key}") for key in "ab")
         assert site.page().get("state", 401)
         chat = ann.new_chat()
         assert bob.get("chats")["chats"] == []
         bob.get(f"chats/{chat}", 404)
-        ann.get(f"chats/{chat}")
+        ann.post(f"chats/{chat}/messages", text="hi")
+        assert backend.requests[0].memory == ann.get("state")["owner"] != ""
     with served(FakeBackend(), tmp_path / "b.db", host="0.0.0.0", is_one=False) as site:
         ann, bob = site.page(), site.page()
         assert "Ask for /page/state first" in ann.get("chats", 403)["error"]["message"]
@@ -460,7 +467,8 @@ def test_chats_are_named_moved_copied_deleted_exported_and_imported(
         copy["id"]
     ]
     exported = page.client.get(f"chats/{chat}/export")
-    assert exported.headers["content-disposition"] == 'attachment; filename="What s up.json"'
+    named = "filename=\"What s up.json\"; filename*=UTF-8''What%20s%20up.json"
+    assert exported.headers["content-disposition"] == f"attachment; {named}"
     assert "re: What's <up>?" in page.client.get(f"chats/{chat}/export?format=md").text
     page.ask("DELETE", f"chats/{copy['id']}")
     page.get(f"chats/{copy['id']}", 404)
