@@ -28,8 +28,15 @@ DONE = f"{LAST}.reply:not(.live)"
 @contextmanager
 def served(model: Path, chats: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run the app in a process of its own; yields its address and the process."""
-    command = [sys.executable, "-m", "app", "--no-browser", "--model", str(model)]
-    command += ["--ctx", "32768", "--threads", "1", "--chats", str(chats), *flags]
+    command = ["app", "--no-browser", "--model", str(model), "--chats", str(chats)]
+    with started(*command, "--ctx", "32768", "--threads", "1", *flags) as running:
+        yield running
+
+
+@contextmanager
+def started(module: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a module that serves at an address in a process; yields the address and the process."""
+    command = [sys.executable, "-m", module, *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
