@@ -1,4 +1,4 @@
-"""Makes ``docs/edit.webp``: a race of plain decoding and ``auto`` in the page.
+"""Makes ``docs/race.webp``: a race of plain decoding and ``auto`` in the page.
 
 python -m tools.film [--model NAME] [--threads N] [--out FILE]
 
@@ -25,7 +25,7 @@ from speculation.registry import default_model
 from tools.screenshot import EDIT, ROOT, WAIT, browser, opened, serving
 
 WIDTH, HEIGHT = 960, 700
-LEAST = 0.04  # seconds between two frames: what comes sooner is left out
+LEAST = 0.04  # seconds between two frames: what comes sooner takes the place of the one before
 LAST = 2.5  # seconds for which the last frame stays
 
 
@@ -42,10 +42,12 @@ class Recording:
 
         def keep(event: dict[str, Any]) -> None:
             session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
-            shown = event["metadata"]["timestamp"]
-            if not self.times or shown - self.times[-1] >= LEAST:
-                self.images.append(Image.open(io.BytesIO(b64decode(event["data"]))))
-                self.times.append(shown)
+            shown, image = event["metadata"]["timestamp"], b64decode(event["data"])
+            if self.times and shown - self.times[-1] < LEAST:
+                self.images.pop()  # the last frame is the one that stays
+                shown = self.times.pop()
+            self.images.append(Image.open(io.BytesIO(image)))
+            self.times.append(shown)
 
         session.on("Page.screencastFrame", keep)
         session.send("Page.startScreencast", {"format": "png"})
@@ -59,10 +61,10 @@ class Recording:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make docs/edit.webp.")
+    parser = argparse.ArgumentParser(description="Make docs/race.webp.")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--threads", default="1")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "edit.webp")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "race.webp")
     flags = parser.parse_args()
     with (
         serving(flags.model, flags.threads) as address,
@@ -76,15 +78,17 @@ def main() -> None:
 
 def race(page: Page, recording: Recording) -> None:
     """Race on a prompt of the start page, and wait until the race has been played."""
+    page.wait_for_timeout(1000)  # until nothing moves
     recording.start()
     page.wait_for_timeout(1500)
     page.click(f"[aria-label='Race: {EDIT}']")
     page.wait_for_timeout(1000)
     measured = time.time()
     page.wait_for_selector(".lanes", timeout=WAIT)
-    recording.cut(measured, time.time())
+    played = time.time()
     page.wait_for_selector(".verdict b", timeout=WAIT)
     page.wait_for_timeout(1000)
+    recording.cut(measured, played)
 
 
 def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> None:

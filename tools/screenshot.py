@@ -39,9 +39,8 @@ def main() -> None:
         with opened(chromium, address) as page:
             ask(page)
             if not flags.all:
-                page.click("#turns .reply .cells")
-                page.wait_for_selector("#scrubber")
-                show_step(page)
+                show_replay(page)
+                page.wait_for_timeout(600)  # for the last transitions
                 page.screenshot(path=ROOT / "docs" / "screenshot.png")
                 return
         flags.all.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def show_reply(page: Page) -> None:
 
 def show_figures(page: Page) -> None:
     page.click("#turns .reply .speed [aria-label=Figures]")
-    page.locator("#turns .reply .actions").scroll_into_view_if_needed()
+    page.locator("#turns .reply > .actions").scroll_into_view_if_needed()
 
 
 def show_replay(page: Page) -> None:
@@ -88,10 +87,11 @@ def show_replay(page: Page) -> None:
 
 
 def show_step(page: Page) -> None:
-    """Show the first step that accepted several drafts."""
+    """Show the first step that accepted several drafts and rejected others."""
+    page.mouse.move(0, 0)  # drafted text is filled while the mouse is on the bar
     page.focus("#scrubber")
-    for _ in range(40):
-        if page.locator("#tree b").count() > 2:
+    for _ in range(60):
+        if page.locator("#tree b").count() > 1 and page.locator("#tree del").count() > 0:
             return
         page.keyboard.press("ArrowRight")
 

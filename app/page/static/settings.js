@@ -135,7 +135,7 @@ function showHeader() {
   $("#model-name").textContent = model?.name ?? (loading ? "Loading a model" : "No model");
   $("#model").title = model?.description ?? "Choose a model";
   setText($("#loading"), loading ? progressOf(loading) : "");
-  setText($("#model-error"), error ?? "");
+  for (const id of ["#model-error", "#load-error"]) setText($(id), error ?? "");
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
   document.body.classList.toggle("loads", !!loading);
   const select = $("#method");

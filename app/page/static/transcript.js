@@ -363,6 +363,7 @@ listeners.turns = tried(async (event) => {
   const isAtEnd = nearEnd();
   await takeBranch(event);
   if (isAtEnd || runningTurn()) scrollToEnd();
+  if (runningTurn()) setText($("#said"), "The model is replying");
 });
 
 const nearEnd = () => {
