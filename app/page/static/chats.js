@@ -55,7 +55,7 @@ function showChats() {
       if (groupOf(one) !== group) parts.push(h("h3", {}, (group = groupOf(one))));
       parts.push(row(one));
     }
-    const older = h("button", { type: "button", class: "earlier", onclick: () => readChats(chats) }, "Older chats");
+    const older = button("Older chats", () => readChats(chats), { class: "earlier" });
     list.replaceChildren(...parts, ...(hasOlder ? [older] : []));
   }
   const none = isSearch ? "Nothing found." : folder === null ? "No chats yet." : "No chats in this folder.";
@@ -92,7 +92,12 @@ function actionsOf(one, link) {
 }
 
 function editTitle(one, link) {
-  const field = h("input", { value: one.title, "aria-label": "Name of the chat", dir: "auto", maxlength: 80 });
+  const field = h("input", {
+    value: one.title,
+    "aria-label": "Name of the chat",
+    dir: "auto",
+    maxlength: 80,
+  });
   link.replaceWith(field);
   field.select();
   let isDone = false;
@@ -164,8 +169,8 @@ function hitRow({ chat: { id, title }, turn, html }, n) {
   const hash = turn ? `#chat=${id}&turn=${turn}` : `#chat=${id}`;
   const snippet = h("span", { class: "snippet", dir: "auto" });
   snippet.append(fromHtml(html));
-  const link = h("a", { href: here(hash), "data-key": `hit-${n}` }, h("b", { dir: "auto" }, title || "Untitled"), snippet);
-  return h("div", { class: "row hit" }, link);
+  const name = h("b", { dir: "auto" }, title || "Untitled");
+  return h("div", { class: "row hit" }, h("a", { href: here(hash), "data-key": `hit-${n}` }, name, snippet));
 }
 
 // Export and import
@@ -200,7 +205,9 @@ const importOld = async () => {
     });
   const database = await done(indexedDB.open("speculation"));
   const [list, texts] = ["chats", "texts"].map((name) => database.transaction(name).objectStore(name));
-  const [old, names, found] = await Promise.all([list.getAll(), texts.getAllKeys(), texts.getAll()].map(done));
+  const [old, names, found] = await Promise.all(
+    [list.getAll(), texts.getAllKeys(), texts.getAll()].map(done),
+  );
   database.close();
   const textOf = new Map(names.map((name, i) => [name, found[i]]));
   for (const { name, title, named, at } of old) {
@@ -227,7 +234,7 @@ function startChats() {
     readChats();
   };
   $("#theme").onclick = switchTheme;
-  $("#help").onclick = showKeys;
+  $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [
       ["Import chats…", chooseImport],
@@ -242,8 +249,13 @@ function startChats() {
     if (next) roving($$("a", $("#list")), next, true);
     else if (event.key === "ArrowRight" && more) more.focus();
     else if (event.key === "ArrowLeft") link.focus();
-    else if (event.key === "F2" && more) editTitle(chats.find(({ id }) => id === link.dataset.key), link);
-    else if (event.key === "Delete" && more) tried(deleteChat)(chats.find(({ id }) => id === link.dataset.key));
+    else if (event.key === "F2" && more)
+      editTitle(
+        chats.find(({ id }) => id === link.dataset.key),
+        link,
+      );
+    else if (event.key === "Delete" && more)
+      tried(deleteChat)(chats.find(({ id }) => id === link.dataset.key));
     else return;
     event.preventDefault();
   };

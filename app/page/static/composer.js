@@ -17,7 +17,7 @@ function showComposer() {
   $("#stop").hidden = !isRunning;
   if (isQueued && !isRunning) send();
   const queued = isQueued ? "Sent when this reply ends. " : "";
-  $("#queued").replaceChildren(queued, ...(queued ? [h("button", { type: "button", onclick: unqueue }, "Keep it here")] : []));
+  $("#queued").replaceChildren(queued, ...(queued ? [button("Keep it here", unqueue)] : []));
 }
 
 function unqueue() {
@@ -113,7 +113,8 @@ async function readFile(file) {
     if (size > LARGEST_PDF) throw new Error(`is too large (${sizeOf(size)}): a PDF can have 20 MB.`);
     const bytes = new Uint8Array(await file.arrayBuffer());
     let text = "";
-    for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+    for (let i = 0; i < bytes.length; i += 32768)
+      text += String.fromCharCode(...bytes.subarray(i, i + 32768));
     return { name, size, pdf: btoa(text) };
   }
   const room = LARGEST - attached.reduce((sum, one) => sum + bytesOf(one.text ?? ""), 0);
@@ -142,7 +143,8 @@ async function addFiles(files) {
       setFiles([...attached, { ...(await readFile(file)), leads }]);
     } catch (error) {
       // A folder gives only its name.
-      const why = error instanceof DOMException ? "cannot be read. Of a folder, add its files." : error.message;
+      const why =
+        error instanceof DOMException ? "cannot be read. Of a folder, add its files." : error.message;
       refused.push(`${file.name} ${why}`);
     }
   }
@@ -157,9 +159,10 @@ function setFiles(files) {
     keepDraft();
     box().focus();
   };
-  const chips = files.map(({ name, size }, i) =>
-    h("li", {}, h("bdi", { title: name }, name), h("span", {}, sizeOf(size)), iconButton("close", `Remove ${name}`, remove(i))),
-  );
+  const chips = files.map(({ name, size }, i) => {
+    const cross = iconButton("close", `Remove ${name}`, remove(i));
+    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, sizeOf(size)), cross);
+  });
   $("#files").replaceChildren(...chips);
   if (files.length) keepDraft();
 }

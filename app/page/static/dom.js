@@ -41,7 +41,7 @@ const ICONS = {
   retry: "M19 12a7 7 0 1 1-2-5m2-3v4h-4",
   replay: "M4 18v-4m4 4V8m4 10v-7m4 7V5m4 13v-6",
   race: "M5 21V4m0 1c5-3 9 3 14 0v9c-5 3-9-3-14 0",
-  more: "M5.5 12a.5.5 0 1 1-1 0 .5.5 0 0 1 1 0zm7 0a.5.5 0 1 1-1 0 .5.5 0 0 1 1 0zm7 0a.5.5 0 1 1-1 0 .5.5 0 0 1 1 0z",
+  more: "M4 12a1 1 0 0 0 2 0 1 1 0 0 0-2 0m7 0a1 1 0 0 0 2 0 1 1 0 0 0-2 0m7 0a1 1 0 0 0 2 0 1 1 0 0 0-2 0",
   close: "m6 6 12 12M18 6 6 18",
   left: "m14 6-6 6 6 6",
   right: "m10 6 6 6-6 6",
@@ -59,10 +59,12 @@ function icon(name) {
   return made.firstChild;
 }
 
+const button = (content, onclick, attributes) =>
+  h("button", { type: "button", onclick, ...attributes }, ...[content].flat());
+
 // A button with an icon; its label is for screen readers and shown on hover.
-function iconButton(name, label, onclick, attributes = {}) {
-  return h("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick, ...attributes }, icon(name));
-}
+const iconButton = (name, label, onclick, attributes) =>
+  button(icon(name), onclick, { class: "icon", "aria-label": label, title: label, ...attributes });
 
 // Of a group's elements, Tab reaches one; the arrow keys move between them.
 function roving(items, current, focuses = false) {
@@ -100,7 +102,7 @@ function openMenu(anchor, choices) {
     action();
   };
   for (const [label, action] of choices.filter(Boolean)) {
-    box.append(h("button", { type: "button", role: "menuitem", onclick: choose(action) }, label));
+    box.append(button(label, choose(action), { role: "menuitem" }));
   }
   box.onkeydown = (event) => {
     const next = step([...box.children], event.key);
@@ -160,17 +162,11 @@ function notify(text, label, action) {
     box.replaceChildren();
     tried(action)();
   };
-  const parts = text ? [h("span", {}, text), label && h("button", { type: "button", onclick: act }, label)] : [];
-  box.replaceChildren(...parts.filter(Boolean));
+  box.replaceChildren(...(text ? [h("span", {}, text)] : []), ...(label ? [button(label, act)] : []));
   if (text) noticeEnds = setTimeout(() => box.matches(":hover, :focus-within") || notify(""), 10_000);
 }
 
-// An error of the page as a whole: it stays until the same kind of thing succeeds.
-function showError(text) {
-  setText($("#alert"), text);
-}
-
-// Wraps an action: an error it raises is shown, and goes when a later one succeeds.
+// Wraps an action: an error it raises is shown at its place, until a later action there succeeds.
 function tried(action, place = () => $("#alert")) {
   return async (...given) => {
     try {

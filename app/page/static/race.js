@@ -15,7 +15,8 @@ function openRace({ turn = null, prompt = "", start = false }) {
   const own = settings.method === PLAIN ? "auto" : settings.method;
   const methods = [choice("First method", PLAIN), choice("Second method", own)];
   const go = h("button", { class: "primary" }, "Start");
-  const note = h("p", { class: "quiet", role: "status" }, `Each method writes the text three times, in turn, to ${MOST_TOKENS} tokens at most. Then both are played on one clock.`);
+  const what = `Each method writes the text three times, in turn, with ${MOST_TOKENS} tokens at most.`;
+  const note = h("p", { class: "quiet", role: "status" }, `${what} Then both are played on one clock.`);
   const error = h("p", { class: "error", role: "alert", hidden: true });
   const form = h("form", { class: "row" }, methods[0], h("span", {}, "against"), methods[1], go);
   const stage = h("div", { class: "stage" });
@@ -75,16 +76,14 @@ function playRace() {
   const lanes = result.played.map(({ method, tokens }) => {
     const text = h("div", { class: "lane-text", dir: "auto" });
     const clock = h("span", { class: "clock" }, "0.00 s");
-    const lane = h("section", { class: "lane", "aria-label": titleOf(method) }, h("h3", {}, titleOf(method), clock), text);
+    const heading = h("h3", {}, titleOf(method), clock);
+    const lane = h("section", { class: "lane", "aria-label": titleOf(method) }, heading, text);
     return { tokens, text, clock, lane, n: 0, end: tokens.at(-1)?.[0] ?? 0 };
   });
   lanes.forEach(({ text }) => text.setAttribute("aria-hidden", "true"));
   const verdict = h("p", { class: "verdict", role: "status" });
   const buttons = h("div", { class: "row", hidden: true });
-  buttons.append(
-    h("button", { type: "button", onclick: playRace }, "Play again"),
-    h("button", { type: "button", onclick: savePicture }, "Save a picture"),
-  );
+  buttons.append(button("Play again", playRace), button("Save a picture", savePicture));
   stage.replaceChildren(h("div", { class: "lanes" }, ...lanes.map(({ lane }) => lane)), verdict, buttons);
   setText(note, "As measured, on one clock.");
   cancelAnimationFrame(race.frame);
@@ -102,7 +101,10 @@ function playRace() {
     }
     if (lanes.some(({ n, tokens }) => n < tokens.length)) race.frame = requestAnimationFrame(draw);
     else {
-      verdict.replaceChildren(h("b", {}, result.sentence), ` ${result.same ? "Same text ✓" : result.parting}`);
+      verdict.replaceChildren(
+        h("b", {}, result.sentence),
+        ` ${result.same ? "Same text ✓" : result.parting}`,
+      );
       buttons.hidden = false;
     }
   };

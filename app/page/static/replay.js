@@ -7,6 +7,11 @@ let replay = null; // { turn, sources, steps, starts, total, at, timer }
 
 const SLOWEST = 400; // ms at most that a step is shown for, times the slowness
 const LEAST_SHOWN = 40;
+const SLOW = [
+  [1, "as it was"],
+  [4, "¼ as fast"],
+  [16, "1⁄16 as fast"],
+];
 const piecesOf = ([, , , , , nodes, path, bonus]) => [...path.map((n) => nodes[n][1]), bonus];
 const tokensOf = (one) => one[6].length + (one[7] ? 1 : 0);
 const msOf = ([draft, decode, accept]) => draft + decode + accept;
@@ -31,15 +36,21 @@ async function openReplay(turn) {
 
 function showReplay(place) {
   const { steps } = replay;
-  const scrubber = h("input", { type: "range", id: "scrubber", min: 0, max: steps.length - 1, value: 0, "aria-label": "Step" });
+  const range = { type: "range", min: 0, max: steps.length - 1, value: 0 };
+  const scrubber = h("input", { id: "scrubber", "aria-label": "Step", ...range });
   scrubber.oninput = () => showStep(Number(scrubber.value));
   const bars = h("div", { class: "bars" }, cellsOf(steps.map((one) => [msOf(one), tokensOf(one)])), h("i"));
   bars.onclick = ({ offsetX }) => {
     const ms = (offsetX / bars.clientWidth) * replay.total;
-    showStep(Math.max(0, replay.starts.findLastIndex((start) => start <= ms)));
+    showStep(
+      Math.max(
+        0,
+        replay.starts.findLastIndex((start) => start <= ms),
+      ),
+    );
   };
   const slow = h("select", { id: "slow", "aria-label": "Speed" });
-  for (const [value, text] of [[1, "as it was"], [4, "¼ as fast"], [16, "1⁄16 as fast"]]) slow.append(h("option", { value }, text));
+  for (const [value, text] of SLOW) slow.append(h("option", { value }, text));
   slow.value = 4;
   place.replaceChildren(
     h("p", { class: "quiet" }, "Tokens a step over the time of the reply. Click to go there."),
@@ -68,7 +79,8 @@ function showStep(wanted) {
   const [draft, decode, accept, rows, nTexts, nodes] = now;
   $("#scrubber").value = at;
   const n = tokensOf(now);
-  const what = `Step ${at + 1} of ${steps.length}: ${n === 1 ? "1 token" : `${n} tokens`} in ${msOf(now).toFixed(1)} ms`;
+  const ms = msOf(now).toFixed(1);
+  const what = `Step ${at + 1} of ${steps.length}: ${n === 1 ? "1 token" : `${n} tokens`} in ${ms} ms`;
   $("#scrubber").ariaValueText = what;
   setText($("#step-title"), what);
   const mark = $(".bars i");
@@ -78,10 +90,18 @@ function showStep(wanted) {
   $("#so-far").replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
   const none = "No drafts in this step: the model wrote one token.";
   $("#tree").replaceChildren(nodes.length ? treeOf(now) : h("p", { class: "quiet" }, none));
-  const phases = [["Draft", draft], ["Decode", decode], ["Accept", accept]];
+  const phases = [
+    ["Draft", draft],
+    ["Decode", decode],
+    ["Accept", accept],
+  ];
   const bar = h("div", { class: "phases", "aria-hidden": "true" });
-  phases.forEach(([name, ms]) => bar.append(h("i", { class: name.toLowerCase(), style: `flex-grow: ${ms}` })));
-  const facts = phases.map(([name, ms]) => h("li", { class: name.toLowerCase() }, `${name} ${ms.toFixed(2)} ms`));
+  phases.forEach(([name, ms]) =>
+    bar.append(h("i", { class: name.toLowerCase(), style: `flex-grow: ${ms}` })),
+  );
+  const facts = phases.map(([name, ms]) =>
+    h("li", { class: name.toLowerCase() }, `${name} ${ms.toFixed(2)} ms`),
+  );
   const shared = nTexts > 1 ? `, shared by ${nTexts} replies` : "";
   facts.push(h("li", {}, `${rows === 1 ? "1 row" : `${rows} rows`} in the batch${shared}`));
   $("#phases").replaceChildren(bar, h("ul", {}, ...facts));
@@ -102,7 +122,12 @@ function treeOf([, , , , , nodes, path, bonus]) {
     });
     const last = path.at(-1) ?? -1;
     if (parent === last && bonus) {
-      const node = h("span", { class: "node" }, h("small", {}, "model"), h("em", { dir: "auto" }, shown(bonus)));
+      const node = h(
+        "span",
+        { class: "node" },
+        h("small", {}, "model"),
+        h("em", { dir: "auto" }, shown(bonus)),
+      );
       list.prepend(h("li", {}, node));
     }
     return list.firstChild ? list : "";

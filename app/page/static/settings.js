@@ -31,7 +31,10 @@ function changeSettings(changes) {
   showHeader();
   clearTimeout(settingsSaved);
   const id = chat?.id;
-  settingsSaved = setTimeout(tried(() => id && api("PATCH", `/chats/${id}`, { settings })), 500);
+  settingsSaved = setTimeout(
+    tried(() => id && api("PATCH", `/chats/${id}`, { settings })),
+    500,
+  );
 }
 
 // Gradio's fields call this. Empty fields take their defaults.
@@ -146,6 +149,7 @@ function showHeader() {
   }
   select.value = settings.method;
   showGauge();
+  showStart();
 }
 
 function progressOf({ model, stage, done, total }) {

@@ -2,7 +2,7 @@
 
 let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
-const INCOGNITO = "Incognito: this chat is written nowhere. It is gone when you leave it.";
+const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
 
 async function openChat(id, turn = null) {
   const got = await api("GET", `/chats/${id}?limit=30`);
@@ -81,19 +81,20 @@ function takeBranch({ after, turns: added }) {
 function showTurns() {
   const box = $("#turns");
   const before = new Map($$(".turn", box).map((article) => [article.turn, article]));
-  const articles = turns.map((turn) => before.get(turn) ?? (turn.role === "user" ? messageOf(turn) : replyOf(turn)));
+  const articles = turns.map(
+    (turn) => before.get(turn) ?? (turn.role === "user" ? messageOf(turn) : replyOf(turn)),
+  );
   const parts = articles.flatMap((article) => {
     const n_ctx = article.turn.left_out_here;
     const text = `The model no longer reads the turns above: its context of ${n_ctx} tokens is full`;
     return n_ctx ? [h("p", { class: "left-out", role: "note" }, text), article] : [article];
   });
-  const earlier = h("button", { type: "button", class: "earlier", onclick: tried(readEarlier) }, "Earlier turns");
+  const earlier = button("Earlier turns", tried(readEarlier), { class: "earlier" });
   box.replaceChildren(...(hasEarlier ? [earlier] : []), ...parts);
   setCurrent(articles.at(-1));
   showChats();
   setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
   $("#start").hidden = turns.length > 0;
-  if (!turns.length) showStart();
   document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
   showGauge();
   showComposer();
@@ -117,15 +118,25 @@ function articleOf(turn, name, ...parts) {
 
 function messageOf(turn) {
   const files = turn.files.map(({ name, size }, n) => {
-    const onclick = tried(() => showFile(turn, n));
-    return h("li", {}, h("button", { type: "button", onclick }, h("bdi", {}, name), h("span", {}, size)));
+    const parts = [h("bdi", {}, name), h("span", {}, size)];
+    return h(
+      "li",
+      {},
+      button(
+        parts,
+        tried(() => showFile(turn, n)),
+      ),
+    );
   });
   const article = articleOf(
     turn,
     "You",
     files.length ? h("ul", { class: "files", "aria-label": "Attached files" }, ...files) : null,
     turn.text ? h("div", { class: "said", dir: "auto" }, turn.text) : null,
-    actionBar(turn, iconButton("edit", "Edit", () => editTurn(turn))),
+    actionBar(
+      turn,
+      iconButton("edit", "Edit", () => editTurn(turn)),
+    ),
   );
   article.classList.add("user");
   return article;
@@ -139,10 +150,20 @@ async function showFile(turn, n) {
 function replyOf(turn) {
   const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
-  const thought = isRunning && !turn.blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
-  const thoughts = h("details", { class: "thoughts" }, h("summary", {}, thought), part("reasoning", turn.reasoning));
+  const thought =
+    isRunning && !turn.blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
+  const thoughts = h(
+    "details",
+    { class: "thoughts" },
+    h("summary", {}, thought),
+    part("reasoning", turn.reasoning),
+  );
   thoughts.hidden = !turn.reasoning?.length;
-  const act = (path) => tried(() => api("POST", `/turns/${turn.id}${path}`, { settings }), () => $(".error", article));
+  const act = (path) =>
+    tried(
+      () => api("POST", `/turns/${turn.id}${path}`, { settings }),
+      () => $(".error", article),
+    );
   const article = articleOf(
     turn,
     "Reply",
@@ -160,7 +181,7 @@ function replyOf(turn) {
           iconButton("edit", "Edit", () => editTurn(turn)),
           turn.cells?.length && iconButton("replay", "Replay", () => openReplay(turn)),
           turn.text && iconButton("race", "Race", () => openRace({ turn })),
-          turn.can_continue && h("button", { type: "button", onclick: act("/continue") }, "Continue"),
+          turn.can_continue && button("Continue", act("/continue")),
         ),
   );
   article.classList.add("reply");
@@ -187,19 +208,27 @@ function takeBlocks(box, from, blocks) {
 // One sentence on the speed, a bar with a cell for each step, and the figures behind ⋯.
 function speedOf(turn) {
   if (!turn.sentence && !turn.cells?.length) return null;
-  const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])].filter(([, value]) => value);
+  const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])].filter(
+    ([, value]) => value,
+  );
   const label = `Replay: ${turn.cells?.length ?? 0} steps`;
-  const bar = turn.cells?.length
-    ? h("button", { type: "button", class: "cells", "aria-label": label, title: label, onclick: () => openReplay(turn) })
-    : null;
-  bar?.append(cellsOf(turn.cells));
-  const figures = h("dl", { hidden: true }, ...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  const attributes = { class: "cells", "aria-label": label, title: label };
+  const bar = turn.cells?.length ? button(cellsOf(turn.cells), () => openReplay(turn), attributes) : null;
+  const rows = facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
+  const figures = h("dl", { hidden: true }, ...rows);
   const more = iconButton("more", "Figures", () => {
     figures.hidden = !figures.hidden;
     more.ariaExpanded = String(!figures.hidden);
   });
   more.ariaExpanded = "false";
-  return h("div", { class: "speed" }, bar, h("span", { class: "sentence" }, turn.sentence ?? ""), more, figures);
+  return h(
+    "div",
+    { class: "speed" },
+    bar,
+    h("span", { class: "sentence" }, turn.sentence ?? ""),
+    more,
+    figures,
+  );
 }
 
 // [ms, tokens] of each step as an SVG: width = time, height = tokens.
@@ -235,7 +264,10 @@ function actionBar(turn, ...buttons) {
       ["Copy link", () => copyLink(`#chat=${chat.id}&turn=${turn.id}`)],
       turn.role === "user" && turn.text && ["Copy text", () => copyText(turn.text, more)],
       turn.role === "user" && ["Race with this prompt", () => openRace({ prompt: turn.text })],
-      turn.role !== "user" && [isFilled() ? "Underline what was drafted" : "Fill what was drafted", fillDrafts],
+      turn.role !== "user" && [
+        isFilled() ? "Underline what was drafted" : "Fill what was drafted",
+        fillDrafts,
+      ],
       ["Delete this and what follows", tried(() => deleteTurn(turn))],
     ]),
   );
@@ -268,7 +300,7 @@ function editTurn(turn) {
     article.classList.remove("editing");
     setCurrent(article, true);
   };
-  const cancel = h("button", { type: "button", onclick: end }, "Cancel");
+  const cancel = button("Cancel", end);
   const save = h("button", { class: "primary" }, isMessage ? "Send" : "Save");
   const form = h("form", {}, area, error, h("div", { class: "row" }, cancel, save));
   form.onsubmit = tried(
@@ -301,8 +333,8 @@ function copyText(text, button) {
   setText($("#said"), "Copied");
 }
 
-// Tab reaches one button of one turn, the current one. ← and → go from button to button, ↑ and ↓ from turn to
-// turn.
+// Tab reaches one button of one turn, the current one. ← and → go from button to button, ↑ and ↓ from turn
+// to turn.
 function setCurrent(article, focuses = false) {
   for (const one of $$("#turns .turn")) {
     const items = $$(ACTIVE, one);
