@@ -158,7 +158,7 @@ def test_drafts_and_files_stay_with_their_chat_and_pictures_are_refused(chat: Ch
 
 def test_an_incognito_chat_is_in_no_list(chat: Chat) -> None:
     chat.page.click("#incognito")
-    chat.page.wait_for_selector("#incognito-note:has-text('written nowhere')")
+    chat.page.wait_for_selector("#incognito-note:has-text('in memory alone')")
     chat.ask("a secret")
     assert "a secret" not in chat.titles()
     chat.page.click("#incognito")

@@ -164,7 +164,7 @@ def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
         page.get_by_role("button", name="Save a picture").click()
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
     page.keyboard.press("Escape")
-    page.wait_for_selector("dialog", state="detached")
+    page.wait_for_selector("dialog.race", state="detached")
 
 
 def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> None:
@@ -195,7 +195,7 @@ def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> N
     page.keyboard.press("ArrowUp")
     assert page.evaluate("document.activeElement.matches('.turn')")
     page.keyboard.press("?")
-    page.wait_for_selector("dialog:has-text('Shortcuts')")
+    page.wait_for_selector("#keys[open]")
     page.keyboard.press("Escape")
     page.keyboard.press("Control+b")
     page.wait_for_selector("#left:not(.open)")
