@@ -27,20 +27,15 @@ from app.api.errors import error_body_for
 # Makes the browser itself block requests to other servers.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
-# A call carries a message and the whole conversation, as JSON within JSON. A turn with 1 MB of
-# files takes 1.1 MB for prose or code, and 3.5 MB for quotes and newlines alone (measured). So
-# about 60 such turns fit, or 19 in the worst case.
+# An import has many chats; a message at most 1 MB of text or a PDF of 20 MB, in base64.
 LARGEST_BODY = 64 * 2**20  # bytes
 
 API = "/gradio_api/"
 # The page's own routes, of which the app says which methods they take.
 CHATS = "/page/"
 # What the page asks for, of all that Gradio serves: files, uploads, deep links and more are closed.
-PAGE = re.compile(
-    r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+"
-    rf"|{API}(queue/data|heartbeat/[^/]+)"
-)
-POSTS = tuple(API + path for path in ("queue/join", "run/predict", "cancel", "reset"))
+PAGE = re.compile(r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+")
+POSTS = (f"{API}run/predict",)
 PUBLIC = ("/health", "/v1/health")  # need no key
 
 WILDCARDS = ("0.0.0.0", "::", "")
@@ -214,7 +209,7 @@ class Guard:
                 scope,
                 413,
                 f"This is too much to send at once: the limit is {self._largest / 2**20:.3g} MiB. "
-                "Shorten the message or start a new chat; “Export all” saves this one.",
+                "Send less, or in parts.",
             )
         await refused(scope, receive, send)
 
@@ -303,7 +298,7 @@ class Guard:
         return found[0] if found else None
 
     def _answer(self, scope: Scope, status: int, why: str) -> Response:
-        """A refusal with its reason. tab.js shows JSON in the page; Gradio's client does not."""
+        """A refusal with its reason."""
         if not self._is_page(scope["path"]):
             return JSONResponse(error_body_for(scope["path"], why, status), status)
         if status == 413 and Headers(scope=scope).get("content-type") == "application/json":

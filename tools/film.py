@@ -1,9 +1,9 @@
-"""Makes ``docs/edit.webp``: a file is edited in the chat page, at the speed of this machine.
+"""Makes ``docs/race.webp``: a race of plain decoding and ``auto`` in the page.
 
 python -m tools.film [--model NAME] [--threads N] [--out FILE]
 
-The browser's own frames, at the times at which it showed them. Only the time in which the model
-reads the prompt is cut. The page then runs the reply again without drafts, to compare the speed.
+The browser's own frames, at the times at which it showed them. Only the time in which the race is
+measured is cut: the page plays it afterwards, as measured on this machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from speculation.registry import default_model
-from tools.screenshot import EDIT, ROOT, attach, opened, serving
+from tools.screenshot import EDIT, ROOT, WAIT, browser, opened, serving
 
 WIDTH, HEIGHT = 960, 700
-LEAST = 0.04  # seconds between two frames: what comes sooner is left out
-WAIT = 0.6  # seconds that stay of the wait for the first token
+LEAST = 0.04  # seconds between two frames: what comes sooner takes the place of the one before
 LAST = 2.5  # seconds for which the last frame stays
 
 
@@ -43,10 +42,12 @@ class Recording:
 
         def keep(event: dict[str, Any]) -> None:
             session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
-            shown = event["metadata"]["timestamp"]
-            if not self.times or shown - self.times[-1] >= LEAST:
-                self.images.append(Image.open(io.BytesIO(b64decode(event["data"]))))
-                self.times.append(shown)
+            shown, image = event["metadata"]["timestamp"], b64decode(event["data"])
+            if self.times and shown - self.times[-1] < LEAST:
+                self.images.pop()  # the last frame is the one that stays
+                shown = self.times.pop()
+            self.images.append(Image.open(io.BytesIO(image)))
+            self.times.append(shown)
 
         session.on("Page.screencastFrame", keep)
         session.send("Page.startScreencast", {"format": "png"})
@@ -60,44 +61,34 @@ class Recording:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make docs/edit.webp.")
+    parser = argparse.ArgumentParser(description="Make docs/race.webp.")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--threads", default="1")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "edit.webp")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "race.webp")
     flags = parser.parse_args()
     with (
         serving(flags.model, flags.threads) as address,
-        opened(address, WIDTH, HEIGHT) as page,
+        browser() as chromium,
+        opened(chromium, address, (WIDTH, HEIGHT)) as page,
     ):
         recording = Recording(page)
-        edit(page, recording)
+        race(page, recording)
     write(recording.images, recording.times, flags.out)
 
 
-def edit(page: Page, recording: Recording) -> None:
-    """Ask for a change of a file, and wait until the page has compared the reply's speed."""
-    page.check("#compare input")
-    page.get_by_role("button", name="Toggle Sidebar").click()
-    page.wait_for_timeout(1000)  # until the sidebar is gone
+def race(page: Page, recording: Recording) -> None:
+    """Race on a prompt of the start page, and wait until the race has been played."""
+    page.wait_for_timeout(1000)  # until nothing moves
     recording.start()
-    page.wait_for_timeout(500)
-    attach(page)
-    page.wait_for_timeout(500)
-    page.locator("#box textarea").press_sequentially(EDIT, delay=35)
-    page.press("#box textarea", "Enter")
-    page.wait_for_selector(".turns .live")
-    sent = time.time()
-    page.wait_for_selector(".turns .live .stats:has-text('drafted')")
-    first = time.time()
-    page.wait_for_selector(".turns:not(:has(.live)) .stats", timeout=120_000)
-    page.wait_for_timeout(3000)
-    page.mouse.move(WIDTH / 2, HEIGHT / 2)
-    for _ in range(24):  # up to the line that has changed
-        page.mouse.wheel(0, -30)
-        page.wait_for_timeout(30)
-    page.wait_for_timeout(500)
-    if first - sent > WAIT:
-        recording.cut(sent + WAIT, first)
+    page.wait_for_timeout(1500)
+    page.click(f"[aria-label='Race: {EDIT}']")
+    page.wait_for_timeout(1000)
+    measured = time.time()
+    page.wait_for_selector(".lanes", timeout=WAIT)
+    played = time.time()
+    page.wait_for_selector(".verdict b", timeout=WAIT)
+    page.wait_for_timeout(1000)
+    recording.cut(measured, played)
 
 
 def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> None:

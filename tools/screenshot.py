@@ -1,8 +1,8 @@
-"""Takes ``docs/screenshot.png``: the app with the default model after the given messages.
+"""Takes pictures of the page, with the default model: ``docs/screenshot.png``, or many to look at.
 
-python -m tools.screenshot [--model NAME] [--threads N] [--phone] [--dark] [message …]
+python -m tools.screenshot [--model NAME] [--threads N] [--all FOLDER]
 
-Without messages, it asks for a change of a file.
+With ``--all``, the main states in both themes at three widths, in a folder.
 """
 
 from __future__ import annotations
@@ -13,124 +13,156 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from speculation.registry import default_model
 
 ROOT = Path(__file__).parent.parent
-FILE = """\
-import csv
-from pathlib import Path
-
-FOLDER = Path("orders")
-TAX = 0.19
-
-
-def read_orders(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def price(order):
-    amount = int(order["amount"])
-    return amount * float(order["price"])
-
-
-def total(orders):
-    net = sum(price(order) for order in orders)
-    return round(net * (1 + TAX), 2)
-
-
-def print_orders(orders):
-    for order in orders:
-        name = order["name"]
-        print(f"{name:20} {price(order):10.2f}")
-    print(f"{'total':20} {total(orders):10.2f}")
-
-
-def main():
-    for path in sorted(FOLDER.glob("*.csv")):
-        print(path.name)
-        print_orders(read_orders(path))
-
-
-if __name__ == "__main__":
-    main()
-"""
-EDIT = "Change the value of TAX to 0.21."
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+SIZES = {"desktop": (1280, 800), "tablet": (834, 1112), "phone": (390, 844)}
+EDIT = "Change a line of code"  # a prompt of the start page
+WAIT = 300_000  # ms
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Take docs/screenshot.png.")
-    parser.add_argument("messages", nargs="*")
+    parser = argparse.ArgumentParser(description="Take pictures of the page.")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--threads", default="1")
-    parser.add_argument("--phone", action="store_true")
-    parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--out", default=str(ROOT / "docs" / "screenshot.png"))
+    parser.add_argument("--all", type=Path, metavar="FOLDER")
     flags = parser.parse_args()
-    width, height = (390, 844) if flags.phone else (1280, 800)
-    with (
-        serving(flags.model, flags.threads) as address,
-        opened(address, width, height, dark=flags.dark) as page,
-    ):
-        if not flags.phone:
-            page.check("#compare input")
-        if not flags.messages:
-            attach(page)
-        for number, message in enumerate(flags.messages or [EDIT], 1):
-            page.fill("#box textarea", message)
-            page.press("#box textarea", "Enter")
-            done = f".turns:not(:has(.live)) > :nth-child({number}):last-child .stats"
-            page.wait_for_selector(done, timeout=120_000)
-        page.wait_for_timeout(500)  # for the last transitions
-        page.screenshot(path=flags.out)
+    with serving(flags.model, flags.threads) as address, browser() as chromium:
+        with opened(chromium, address) as page:
+            ask(page)
+            if not flags.all:
+                show_replay(page)
+                page.wait_for_timeout(600)  # for the last transitions
+                page.screenshot(path=ROOT / "docs" / "screenshot.png")
+                return
+        flags.all.mkdir(parents=True, exist_ok=True)
+        for theme in ("light", "dark"):
+            for size in SIZES:
+                with opened(chromium, address, size, theme) as page:
+                    for name, state in STATES.items():
+                        state(page)
+                        page.wait_for_timeout(600)  # for the last transitions
+                        page.screenshot(path=flags.all / f"{name}-{size}-{theme}.png")
 
 
-def attach(page: Page) -> None:
-    """Add the file to the next message."""
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Add text files").click()
-    chooser.value.set_files(
-        {"name": "shop.py", "mimeType": "text/plain", "buffer": FILE.encode("utf-8")}
-    )
-    page.wait_for_selector("#files li")
+def ask(page: Page) -> None:
+    """Ask for a change of a file, and wait for the reply."""
+    page.click(f".card:has-text('{EDIT}')")
+    page.wait_for_selector("#turns .reply:not(.live) .actions", timeout=WAIT)
+
+
+def show_chats(page: Page) -> None:
+    if not page.query_selector("#left.open"):
+        page.click("#show-chats")
+
+
+def show_search(page: Page) -> None:
+    page.fill("#search", "tax")
+    page.wait_for_selector("#list .hit")
+
+
+def show_reply(page: Page) -> None:
+    page.fill("#search", "")
+    page.click("#list .row:not(.hit) a >> nth=0")
+    page.wait_for_selector("#turns .reply .actions")
+
+
+def show_figures(page: Page) -> None:
+    page.click("#turns .reply .speed [aria-label=Figures]")
+    page.locator("#turns .reply > .actions").scroll_into_view_if_needed()
+
+
+def show_replay(page: Page) -> None:
+    page.click("#turns .reply .cells")
+    page.wait_for_selector("#scrubber")
+    show_step(page)
+
+
+def show_step(page: Page) -> None:
+    """Show the first step that accepted several drafts and rejected others."""
+    page.mouse.move(0, 0)  # drafted text is filled while the mouse is on the bar
+    page.focus("#scrubber")
+    for _ in range(60):
+        if page.locator("#tree b").count() > 1 and page.locator("#tree del").count() > 0:
+            return
+        page.keyboard.press("ArrowRight")
+
+
+def show_settings(page: Page) -> None:
+    page.click("#close-drawer")
+    page.click("#show-settings")
+    page.wait_for_selector("#fields #load", state="attached")
+
+
+def show_race(page: Page) -> None:
+    page.click("#close-drawer")
+    page.wait_for_timeout(600)
+    page.hover("#turns .reply")
+    page.click("#turns .reply [aria-label=Race]")
+    page.click("dialog .primary")
+    page.wait_for_selector(".verdict b", timeout=WAIT)
+
+
+STATES: dict[str, Callable[[Page], None]] = {
+    "start": lambda page: None,
+    "chats": show_chats,
+    "search": show_search,
+    "reply": show_reply,
+    "figures": show_figures,
+    "replay": show_replay,
+    "settings": show_settings,
+    "race": show_race,
+}
 
 
 @contextmanager
 def serving(model: str, threads: str) -> Iterator[str]:
-    """The app in a process of its own, and its address."""
-    command = [sys.executable, "-m", "app", "--no-browser", "--model", model]
-    command += ["--threads", threads]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as app:
-        try:
-            assert app.stdout is not None
-            address = re.search(r"http://\S+", app.stdout.readline())
-            assert address is not None
-            yield address[0]
-        finally:
-            app.terminate()
+    """The app in a process of its own, without other chats; yields its address."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "app", "--no-browser", "--model", model]
+        command += ["--threads", threads, "--chats", str(Path(folder) / "chats.db")]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as app:
+            try:
+                assert app.stdout is not None
+                address = re.search(r"http://\S+", app.stdout.readline())
+                assert address is not None
+                yield address[0]
+            finally:
+                app.terminate()
 
 
 @contextmanager
-def opened(address: str, width: int, height: int, *, dark: bool = False) -> Iterator[Page]:
-    """The page in a headless browser, ready for a message."""
+def browser() -> Iterator[Browser]:
     chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-        )
-        page.goto(address)
-        page.wait_for_selector("#header b")
-        yield page
-        browser.close()
+        made = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser, address: str, size: str | tuple[int, int] = "desktop", theme: str = "light"
+) -> Iterator[Page]:
+    """The page, ready for a message; ``size`` is a name or width and height."""
+    width, height = SIZES[size] if isinstance(size, str) else size
+    page = browser.new_page(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if theme == "dark" else "light",
+    )
+    page.goto(address)
+    page.wait_for_selector("#gauge", state="visible", timeout=WAIT)
+    page.wait_for_selector("#loading", state="hidden", timeout=WAIT)
+    yield page
+    page.close()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ Knows nothing of conversations, Gradio or HTML.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -66,10 +65,6 @@ def text_of_pdf(name: str, data: bytes) -> str:
 def read_files(data: Iterable[Any]) -> tuple[File, ...]:
     """Files from the browser's JSON. Raises KeyError or TypeError if the data is invalid."""
     return tuple(File(str(file["name"]), str(file["text"]), bool(file["leads"])) for file in data)
-
-
-def files_to_text(files: Iterable[File]) -> str:
-    return json.dumps([asdict(file) for file in files], ensure_ascii=False)
 
 
 def size_of(text: str) -> str:

@@ -27,6 +27,8 @@ from app.page.completion import completed, completed_inline
 from app.page.highlight import highlighted
 
 Env = MutableMapping[str, Any]
+_LANGUAGE = re.compile(r"[A-Za-z0-9+#.-]{1,20}")
+_TASK = re.compile(r"\[([ xX])\] ")
 _INTERRUPTS = ["paragraph", "reference", "blockquote", "list"]
 
 
@@ -316,7 +318,7 @@ def _core(state: Any) -> None:
                 growing = token
             if growing is not None or (token.level == 0 and token.nesting > 0):
                 break
-    for token in state.tokens:
+    for before, token in zip([None, None, *state.tokens], state.tokens, strict=False):
         if token.type != "inline":
             continue
         content = token.content
@@ -325,13 +327,25 @@ def _core(state: Any) -> None:
         token.children = []
         state.md.inline.parse(content, state.md, state.env, token.children)
         at = token.meta.get("at")
-        if marks is None or at is None:
-            continue
-        at = [*at, *[at[-1] if at else 0] * (len(content) - len(at))]  # for completed text
-        if not _locate(token.children, content, at):
-            for child in token.children:
-                child.meta.pop("at", None)
-                child.meta.pop("all", None)
+        if marks is not None and at is not None:
+            at = [*at, *[at[-1] if at else 0] * (len(content) - len(at))]  # for completed text
+            if not _locate(token.children, content, at):
+                for child in token.children:
+                    child.meta.pop("at", None)
+                    child.meta.pop("all", None)
+        if before is not None and before.type == "list_item_open":
+            _mark_task(token.children)
+
+
+def _mark_task(children: list[Token]) -> None:
+    """Make a box of ``[ ]`` or ``[x]`` at the beginning of a list item."""
+    first = children[0] if children else Token("text", "", 0)
+    if first.type != "text" or not (found := _TASK.match(first.content)):
+        return
+    first.content = first.content[found.end() :]
+    if first.meta.get("at") is not None:
+        first.meta["at"] = first.meta["at"][found.end() :]
+    children.insert(0, Token("task", "", 0, meta={"done": found[1] != " "}))
 
 
 # Rendering of tokens
@@ -380,7 +394,7 @@ def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, e
 
 
 def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    """A code block with a Copy button."""
+    """A code block with its language and a Copy button."""
     token, pos, parts = tokens[index], 0, []
     at = token.meta.get("at")
     language = (token.info.split() or [""])[0]
@@ -389,9 +403,16 @@ def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env
         html = _painted(text, at and at[pos:end], env)
         parts.append(f'<span class="{kind}">{html}</span>' if kind else html)
         pos = end
+    name = f"<span>{escape(language)}</span>" if _LANGUAGE.fullmatch(language) else ""
     button = '<button type="button" data-action="copy-code">Copy</button>'
     code = f"<pre><code>{''.join(parts)}</code></pre>"
-    return f'<div class="code">{code}<span class="actions">{button}</span></div>'
+    return f'<div class="code">{code}<span class="actions">{name}{button}</span></div>'
+
+
+def _task(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
+    is_done = tokens[index].meta["done"]
+    label = "done" if is_done else "to do"
+    return f'<span class="task" role="img" aria-label="{label}">{"☑" if is_done else "☐"}</span> '
 
 
 def _formula(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
@@ -440,6 +461,7 @@ def _parser() -> MarkdownIt:
         ("text_special", _text),
         ("code_inline", _code_inline),
         ("fence", _code),
+        ("task", _task),
         ("code_block", _code),
         ("math_inline", _formula),
         ("math_block", _formula),

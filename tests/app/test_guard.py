@@ -25,7 +25,9 @@ from tests.app.browser.chat import served
 
 EVIL = "evil.example"
 JSON = {"Content-Type": "application/json"}
-CALL = json.dumps({"data": [], "fn_index": 0, "session_hash": "x"})
+SHOWN = json.dumps({"settings": {}, "section": ""})
+CALL = json.dumps({"data": [SHOWN], "fn_index": 0, "session_hash": "x"})
+RUN = "/gradio_api/run/predict"
 FORM = (
     '--b\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n'
     "Content-Type: text/plain\r\n\r\nkept\r\n--b--\r\n"
@@ -33,8 +35,9 @@ FORM = (
 
 
 @pytest.fixture(scope="module")
-def port(tiny_model: Path) -> Iterator[int]:
-    with served(tiny_model, "--allow-host", "chat.example") as url:
+def port(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    chats = tmp_path_factory.mktemp("chats") / "chats.db"
+    with served(tiny_model, chats, "--allow-host", "chat.example") as (url, _):
         yield urlsplit(url).port or 0
 
 
@@ -58,12 +61,9 @@ def ask(
 
 
 def test_the_page_answers_only_to_its_own_names_and_forbids_requests_to_others(port: int) -> None:
-    for path in (
-        "/",
-        "/config",
-        "/gradio_api/queue/data?session_hash=x",
-        "/gradio_api/heartbeat/x",
-    ):
+    for path in ("/page/state", "/page/events"):
+        assert ask(port, path, Host=EVIL)[0] == 403
+    for path in ("/", "/config"):
         status, told = ask(port, path, Host=EVIL)
         assert status == 403
         assert told.startswith("The name 'evil.example' is not one of this server's")
@@ -71,7 +71,7 @@ def test_the_page_answers_only_to_its_own_names_and_forbids_requests_to_others(p
         assert "--allow-host" in told
     with socket.create_connection(("127.0.0.1", port), timeout=60) as websocket:
         websocket.sendall(
-            f"GET /gradio_api/queue/data HTTP/1.1\r\nHost: {EVIL}\r\nConnection: Upgrade\r\n"
+            f"GET /page/events HTTP/1.1\r\nHost: {EVIL}\r\nConnection: Upgrade\r\n"
             "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
             "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
         )
@@ -83,7 +83,6 @@ def test_the_page_answers_only_to_its_own_names_and_forbids_requests_to_others(p
 
 
 def test_calls_of_other_sites_are_refused_and_those_of_the_page_are_not(port: int) -> None:
-    path = "/gradio_api/queue/join"
     ours = f"localhost:{port}"
     for headers, status in (
         ({"Host": EVIL, "Origin": f"http://{EVIL}"}, 403),
@@ -95,7 +94,7 @@ def test_calls_of_other_sites_are_refused_and_those_of_the_page_are_not(port: in
         ({"Host": "chat.example", "Origin": "https://chat.example"}, 200),
         ({"Host": ours, "Origin": "https://chat.example"}, 200),  # a proxy that names itself so
     ):
-        found, told = ask(port, path, "POST", CALL, **JSON, **headers)
+        found, told = ask(port, RUN, "POST", CALL, **JSON, **headers)
         assert found == status, headers
         assert status == 200 or "which has no access here" in told or EVIL in told
 
@@ -113,27 +112,29 @@ def test_routes_that_the_page_does_not_use_are_closed(port: int) -> None:
         "runs",
         "openapi.json",
         "queue/status",
+        "queue/data?session_hash=x",
+        "heartbeat/x",
         "info",
         "startup-events",
         "upload_progress?upload_id=x",
     ):
         assert ask(port, f"/gradio_api/{path}")[0] == 404, path
-    for path in ("/user", "/monitoring", "/pwa_icon", "/robots.txt", "/docs", "/queue/data"):
+    assert ask(port, "/gradio_api/queue/join", "POST", CALL, **JSON)[0] == 404
+    for path in ("/user", "/monitoring", "/pwa_icon", "/robots.txt", "/docs"):
         assert ask(port, path)[0] == 404, path
     for path in ("/", "/config", "/theme.css"):
         assert ask(port, path)[0] == 200, path
 
 
 def test_the_size_of_a_body_is_limited_chunked_or_not(port: int) -> None:
-    path = "/gradio_api/queue/join"
     long = {"Content-Length": str(LARGEST_BODY + 1)}
-    status, told = ask(port, path, "POST", **long)
+    status, told = ask(port, RUN, "POST", **long)
     assert (status, "the limit is 64 MiB" in told) == (413, True)
     said = CALL.replace('"x"', f'"{"x" * (LARGEST_BODY - 2000)}"')
-    assert ask(port, path, "POST", said, **JSON)[0] == 200
+    assert ask(port, RUN, "POST", said, **JSON)[0] == 200
     block = b"x" * 2**20
     chunks = [block] * (LARGEST_BODY // 2**20)
-    assert ask(port, path, "POST", iter([*chunks, b"x"]), Transfer_Encoding="chunked")[0] == 413
+    assert ask(port, RUN, "POST", iter([*chunks, b"x"]), Transfer_Encoding="chunked")[0] == 413
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
-"""A backend that replays scripted events, and conversations with it."""
+"""A backend that replays scripted events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from app.page.conversation import Conversation, Reply, Settings
 from app.worker.backend import Backend, MethodInfo, Parameter
 from app.worker.events import Events
 from app.worker.messages import (
@@ -18,7 +16,6 @@ from app.worker.messages import (
     Question,
     Report,
     Status,
-    Tokens,
 )
 from speculation.registry import ModelEntry
 
@@ -84,19 +81,3 @@ class FakeBackend(Backend):
 
     def close(self) -> bool:
         return True
-
-
-def run(conversation: Conversation, backend: Any, **settings: Any) -> Reply:
-    for _ in conversation.answer(backend, Settings(**settings), "tab"):
-        pass
-    reply = conversation.turns[-1].reply
-    assert reply is not None
-    return reply
-
-
-def talk(*texts: str) -> Conversation:
-    conversation = Conversation()
-    for text in texts:
-        conversation.ask(text)
-        run(conversation, FakeBackend([Tokens(((f"re: {text}", False),)), DONE]))
-    return conversation

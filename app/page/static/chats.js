@@ -1,230 +1,262 @@
-// The list of saved chats in the sidebar: search, open, rename and delete.
+// The list of chats at the left: search, names, pins, folders, export and import.
 
-const ACTS = ["open", "rename", "remove"]; // the buttons of a row
-const find = (act, name) =>
-  [...document.querySelectorAll(`#chats [data-${act}]`)].find((b) => b.dataset[act] === name);
+let chats = []; // as GET page/chats lists them: pinned first, then the latest
+let chat = null; // the open one, as ChatJson; null: a new one
+let hasOlder = false; // chats than these
+let folder = null; // the folder shown; null: all
+let isIncognito = false; // whether the next new chat is kept nowhere
 
-let all = []; // latest first
-let isBroken = false; // chats cannot be saved
-let trouble = ""; // why, or what could not be migrated
-let isStale = false;
-let isReading = false;
-async function readList() {
-  isStale = true;
-  if (isReading) return;
-  isReading = true;
-  while (isStale) {
-    isStale = false;
-    await readOnce();
-    await new Promise((resolve) => setTimeout(resolve, 100)); // an import triggers many updates
-  }
-  isReading = false;
-}
+const AT_ONCE = 100;
+const readChats = tried(async (before = []) => {
+  const query = new URLSearchParams({ limit: AT_ONCE });
+  if (folder !== null) query.set("folder", folder);
+  if (before.length) query.set("before", before.at(-1).id);
+  const { chats: found } = await api("GET", `/chats?${query}`);
+  chats = [...before, ...found];
+  hasOlder = found.length === AT_ONCE;
+  showChats();
+});
 
-async function readOnce() {
-  try {
-    trouble = await store.check();
-    all = await store.list();
-    isBroken = false;
-  } catch (error) {
-    console.warn(error);
-    trouble = `The browser cannot save chats: ${store.reason(error)}`;
-    all = [];
-    isBroken = true;
+// A change that the server tells of, or that this page made.
+function takeChat(changed) {
+  chats = chats.filter((one) => one.id !== changed.id);
+  const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);
+  if (isShown) chats.push(changed);
+  chats.sort((a, b) => b.is_pinned - a.is_pinned || b.changed_at - a.changed_at);
+  if (changed.folder && !server.folders.includes(changed.folder)) server.folders.push(changed.folder);
+  if (chat?.id === changed.id) {
+    if (changed.deleted) newChat();
+    else chat = changed;
   }
   showChats();
+  showComposer();
 }
 
-let listed = ""; // the rows shown, as JSON
-let nth = 0; // counts calls: a new search may start before the last one ends
-async function showChats() {
-  const words = searchWords();
-  const mine = ++nth;
-  const list = words.length ? await search(words, () => mine === nth) : all;
-  const box = document.querySelector("#chats .chats");
-  const ul = box?.querySelector("ul");
-  if (!ul || mine !== nth || ul.querySelector("input")) return; // a title is being edited
-  box.querySelector(".none").hidden = all.length > 0 || isBroken;
-  box.querySelector("[type=search]").hidden = !all.length;
-  const number = words.length ? `${list.length} of ${all.length}` : "";
-  setText(box.querySelector(".found"), number);
-  setText(box.querySelector(".trouble"), trouble && `${trouble}.`);
-  box.querySelector("[type=checkbox]").checked = store.savesChats() && !isBroken;
-  box.querySelector("[type=checkbox]").disabled = isBroken;
-  box.querySelector("[data-all=export]").disabled = !all.length;
-  box.querySelector("[data-all=import]").disabled = isBroken || !store.savesChats();
-  const rows = list.map(({ name, title, at }) => [name, title, when.format(at), name === currentName()]);
-  // Replacing a row would lose its focus, and a click that has just begun.
-  if (JSON.stringify(rows) === listed && ul.children.length === rows.length) return;
-  listed = JSON.stringify(rows);
-  const focused = ul.contains(document.activeElement) ? document.activeElement.dataset : {};
-  ul.replaceChildren(...rows.map((chat) => row(...chat)));
-  for (const act of ACTS) if (act in focused) find(act, focused[act])?.focus();
+const DAY = 86_400_000;
+function groupOf({ is_pinned, changed_at }) {
+  if (is_pinned) return "Pinned";
+  const today = new Date().setHours(0, 0, 0, 0);
+  const at = changed_at * 1000;
+  if (at >= today) return "Today";
+  if (at >= today - DAY) return "Yesterday";
+  return at >= today - 6 * DAY ? "This week" : "Earlier";
 }
-const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-// Screen readers announce every assignment, so only changes are assigned.
-const setText = (place, text) => place.textContent !== text && (place.textContent = text);
 
-function row(name, title, date, isOwn) {
-  const row = document.createElement("li");
-  const [open, change, remove] = ACTS.map((act) => {
-    const button = document.createElement("button");
-    button.dataset[act] = name;
-    return button;
+function showChats() {
+  const list = $("#list");
+  if (!list || $("input", list)) return; // a name is being edited
+  const focused = list.contains(document.activeElement) && document.activeElement.dataset.key;
+  const isSearch = $("#search").value.trim() !== "";
+  if (isSearch) list.replaceChildren(...hits.map(hitRow));
+  else {
+    const parts = [];
+    let group = "";
+    for (const one of chats) {
+      if (groupOf(one) !== group) parts.push(h("h3", {}, (group = groupOf(one))));
+      parts.push(row(one));
+    }
+    const older = button("Older chats", () => readChats(chats), { class: "earlier" });
+    list.replaceChildren(...parts, ...(hasOlder ? [older] : []));
+  }
+  const none = isSearch ? "Nothing found." : folder === null ? "No chats yet." : "No chats in this folder.";
+  if (!list.firstChild) list.append(h("p", { class: "quiet" }, none));
+  showFolders();
+  const links = $$("a", list);
+  roving(links, links.find((link) => link.ariaCurrent) ?? links[0]);
+  if (focused) $(`[data-key="${focused}"]`, list)?.focus();
+}
+
+function row(one) {
+  const title = one.title || "Untitled";
+  const link = h("a", { href: here(`#chat=${one.id}`), dir: "auto", title, "data-key": one.id }, title);
+  if (one.id === chat?.id) link.ariaCurrent = "true";
+  const more = iconButton("more", `Actions for ${title}`, () => openMenu(more, actionsOf(one, link)));
+  more.tabIndex = -1;
+  more.ariaHasPopup = "menu";
+  const dot = one.running && h("span", { class: "dot", role: "img", "aria-label": "is replying" });
+  return h("div", { class: "row" }, dot, link, more);
+}
+
+function actionsOf(one, link) {
+  const change = (fields) => tried(async () => takeChat(await api("PATCH", `/chats/${one.id}`, fields)));
+  return [
+    ["Rename", () => editTitle(one, link)],
+    one.is_pinned ? ["Unpin", change({ is_pinned: false })] : ["Pin", change({ is_pinned: true })],
+    ["Move to a folder…", () => moveTo(one)],
+    one.leaf && ["Duplicate", tried(() => duplicate(one.id, one.leaf))],
+    ["Copy link", () => copyLink(`#chat=${one.id}`)],
+    ["Export as Markdown", () => exportChat(`/chats/${one.id}/export?format=md`)],
+    ["Export as JSON", () => exportChat(`/chats/${one.id}/export?format=json`)],
+    ["Delete", tried(() => deleteChat(one))],
+  ];
+}
+
+function editTitle(one, link) {
+  const field = h("input", {
+    value: one.title,
+    "aria-label": "Name of the chat",
+    dir: "auto",
+    maxlength: 80,
   });
-  open.textContent = title || "Untitled";
-  open.title = `${title}\n${date}`;
-  open.dir = "auto";
-  if (isOwn) open.ariaCurrent = "true";
-  change.textContent = "✎";
-  change.title = "Rename";
-  change.ariaLabel = `Rename ${title}`;
-  remove.textContent = "×";
-  remove.title = "Delete";
-  remove.ariaLabel = `Delete ${title}`;
-  row.append(open, change, remove);
-  return row;
+  link.replaceWith(field);
+  field.select();
+  let isDone = false;
+  const end = async (isSaved) => {
+    if (isDone) return;
+    isDone = true;
+    const title = field.value.trim();
+    field.remove();
+    showChats();
+    $(`[data-key="${one.id}"]`)?.focus();
+    if (isSaved && title && title !== one.title) takeChat(await api("PATCH", `/chats/${one.id}`, { title }));
+  };
+  field.onblur = tried(() => end(true));
+  field.onkeydown = tried(({ key, isComposing }) => {
+    if (!isComposing && (key === "Enter" || key === "Escape")) return end(key === "Enter");
+  });
 }
 
-// Searches titles, messages, replies and files. Every word must occur somewhere.
-const inLower = (text) => text.normalize().toLocaleLowerCase();
-const searchWords = () => {
-  const field = document.querySelector("#chats [type=search]");
-  return inLower(field?.value ?? "").match(/\S+/g) ?? [];
+async function moveTo(one) {
+  const name = await askFor("Folder (empty: none)", one.folder ?? "");
+  if (name === undefined) return;
+  await tried(async () => takeChat(await api("PATCH", `/chats/${one.id}`, { folder: name })))();
+}
+
+function showFolders() {
+  const select = $("#folders");
+  select.hidden = !server.folders.length;
+  const options = server.folders.map((name) => h("option", { value: `=${name}` }, name));
+  select.replaceChildren(h("option", { value: "" }, "All folders"), ...options);
+  select.value = folder === null ? "" : `=${folder}`;
+}
+
+async function duplicate(id, turn) {
+  const copy = await api("POST", `/chats/${id}/duplicate`, { turn });
+  takeChat(copy);
+  location.hash = `#chat=${copy.id}`;
+}
+
+const here = (hash) => `${location.pathname}${location.search}${hash}`;
+
+function copyLink(hash) {
+  navigator.clipboard.writeText(location.origin + here(hash));
+  notify("Copied the link");
+}
+
+async function deleteChat(one) {
+  await api("DELETE", `/chats/${one.id}`);
+  takeChat({ id: one.id, deleted: true });
+  notify(`Deleted “${one.title || "Untitled"}”`, "Undo", async () => {
+    takeChat(await api("POST", `/chats/${one.id}/restore`));
+  });
+}
+
+// Search
+
+let hits = [];
+let nSearches = 0; // a new search may start before the last one has ended
+const search = tried(async () => {
+  const mine = ++nSearches;
+  const text = $("#search").value.trim();
+  const found = text ? (await api("GET", `/search?q=${encodeURIComponent(text)}`)).hits : [];
+  if (mine !== nSearches) return;
+  hits = found;
+  setText($("#found"), text && (hits.length === 1 ? "1 hit" : `${hits.length} hits`));
+  showChats();
+});
+
+function hitRow({ chat: { id, title }, turn, html }, n) {
+  const hash = turn ? `#chat=${id}&turn=${turn}` : `#chat=${id}`;
+  const snippet = h("span", { class: "snippet", dir: "auto" });
+  snippet.append(fromHtml(html));
+  const name = h("b", { dir: "auto" }, title || "Untitled");
+  return h("div", { class: "row hit" }, h("a", { href: here(hash), "data-key": `hit-${n}` }, name, snippet));
+}
+
+// Export and import
+
+const exportChat = (path) => h("a", { href: `page${path}`, download: "" }).click();
+
+const importFile = tried(async (file) => {
+  const { chats: added = [], refused = [] } = await api("POST", "/import", file);
+  await readChats();
+  const n = added.length;
+  notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
+});
+
+function chooseImport() {
+  const input = h("input", { type: "file", accept: ".json,application/json" });
+  input.onchange = () => importFile(input.files[0]);
+  input.click();
+}
+
+// Earlier versions kept the chats in this browser's database. They go to the server once, and stay here for
+// 30 days.
+const KEPT_DAYS = 30;
+const importOld = async () => {
+  const since = memory.get("taken-over");
+  if (since && Date.now() - since > KEPT_DAYS * DAY) indexedDB.deleteDatabase("speculation");
+  const known = since ? [] : ((await indexedDB.databases?.()) ?? []);
+  if (!known.some(({ name }) => name === "speculation")) return;
+  const done = (request) =>
+    new Promise((resolve, reject) => {
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    });
+  const database = await done(indexedDB.open("speculation"));
+  const [list, texts] = ["chats", "texts"].map((name) => database.transaction(name).objectStore(name));
+  const [old, names, found] = await Promise.all(
+    [list.getAll(), texts.getAllKeys(), texts.getAll()].map(done),
+  );
+  database.close();
+  const textOf = new Map(names.map((name, i) => [name, found[i]]));
+  for (const { name, title, named, at } of old) {
+    const about = JSON.stringify({ name, title, named, at }).slice(1, -1);
+    const one = `{${about},"turns":${textOf.get(name) || "[]"}}`;
+    await api("POST", "/import", `{"format":"speculation-chats","version":1,"chats":[${one}]}`);
+  }
+  memory.set("taken-over", Date.now());
+  if (old.length) await readChats();
 };
 
-async function search(words, isCurrent) {
-  const found = [];
-  for (const chat of all) {
-    const title = inLower(chat.title);
-    const left = words.filter((word) => !title.includes(word));
-    const text = left.length ? await textIn(chat) : "";
-    if (!isCurrent()) break;
-    if (left.every((word) => text.includes(word))) found.push(chat);
-  }
-  return found;
-}
+// The left side's buttons and keys
 
-// Texts that were searched are cached.
-const CACHE_CHARACTERS = 5e7;
-const cache = new Map(); // by version
-let nCached = 0;
-async function textIn({ name, version }) {
-  const cached = cache.get(version);
-  if (cached !== undefined) return cached;
-  const text = searchableText((await store.text(name)) ?? "[]");
-  if (nCached + text.length > CACHE_CHARACTERS) {
-    cache.clear();
-    nCached = 0;
-  }
-  cache.set(version, text);
-  nCached += text.length;
-  return text;
-}
-
-function searchableText(saved) {
-  try {
-    const parts = JSON.parse(saved).flatMap(({ user, files, reply }) => [
-      user,
-      ...(files ?? []).flatMap((file) => [file.name, file.text]),
-      (reply?.pieces ?? []).map(([piece]) => piece).join(""),
+function startChats() {
+  $("#new").onclick = () => newChat();
+  $("#incognito").onclick = ({ currentTarget }) => {
+    isIncognito = !isIncognito;
+    currentTarget.ariaPressed = String(isIncognito);
+    newChat();
+  };
+  $("#search").oninput = search;
+  $("#folders").onchange = ({ target }) => {
+    folder = target.value ? target.value.slice(1) : null;
+    readChats();
+  };
+  $("#theme").onclick = switchTheme;
+  $("#help").onclick = () => $("#keys").showModal();
+  $("#more").onclick = ({ currentTarget }) =>
+    openMenu(currentTarget, [
+      ["Import chats…", chooseImport],
+      ["Export all chats", () => exportChat("/export")],
     ]);
-    return inLower(parts.join("\n"));
-  } catch (error) {
-    console.warn(error); // another program wrote it
-    return "";
-  }
-}
-
-// Replaces the title by a field. Enter or leaving it saves the new title; Escape does not.
-function editTitle(name) {
-  const open = find("open", name);
-  const chat = all.find((other) => other.name === name);
-  if (!open || !chat) return;
-  const { title } = chat;
-  const field = document.createElement("input");
-  field.value = title;
-  field.ariaLabel = "Title";
-  field.dir = "auto";
-  open.replaceWith(field);
-  field.select();
-  const close = (isSaved) => {
-    field.onblur = null; // removing the field also triggers it
-    const hadFocus = document.activeElement === field;
-    const given = asTitle(field.value);
-    field.remove();
-    if (isSaved && given !== title) {
-      chat.title = given || title; // shown before it is saved
-      rename(name, given).catch(reportError);
-    }
-    listed = "";
-    showChats();
-    if (hadFocus) (find("rename", name) ?? document.querySelector("#chats [type=search]")).focus();
-  };
-  field.onblur = () => close(true);
-  field.onkeydown = (event) => {
-    const { key, isComposing } = event;
-    if ((key !== "Enter" && key !== "Escape") || isComposing) return;
-    event.preventDefault(); // or the key would press the button that gets the focus
-    close(key === "Enter");
+  $$("#chats > .row").forEach(makeGroup);
+  $("#list").onkeydown = (event) => {
+    const link = event.target.closest(".row")?.querySelector("a");
+    const more = link?.nextSibling;
+    if (!link) return;
+    const next = step($$("a", $("#list")), event.key, [["ArrowUp"], ["ArrowDown"]]);
+    if (next) roving($$("a", $("#list")), next, true);
+    else if (event.key === "ArrowRight" && more) more.focus();
+    else if (event.key === "ArrowLeft") link.focus();
+    else if (event.key === "F2" && more)
+      editTitle(
+        chats.find(({ id }) => id === link.dataset.key),
+        link,
+      );
+    else if (event.key === "Delete" && more)
+      tried(deleteChat)(chats.find(({ id }) => id === link.dataset.key));
+    else return;
+    event.preventDefault();
   };
 }
-
-function deleteChat(button) {
-  const { remove: name } = button.dataset;
-  const row = button.closest("li");
-  const { textContent: title } = row.querySelector("[data-open]");
-  if (!confirm(`Delete the chat “${title}”?`)) return;
-  const beside = row.nextElementSibling ?? row.previousElementSibling;
-  const other = beside?.querySelector("[data-remove]").dataset.remove;
-  const isOwn = name === currentName();
-  if (isOwn) clearCurrent();
-  tabStorage?.removeItem(unsentKey(name));
-  all = all.filter((chat) => chat.name !== name); // shown before it is deleted
-  saving.then(() => store.remove(name)).catch(reportError);
-  showChats();
-  (find("remove", other) ?? document.querySelector("#chats [type=checkbox]"))?.focus();
-  if (!isOwn) return;
-  isDeleted = !isEmpty();
-  document.querySelector("#new").click();
-}
-
-function reportError(error) {
-  console.warn(error);
-  showError(`The change could not be saved: ${store.reason(error)}.`);
-}
-
-document.addEventListener("click", ({ target }) => {
-  const button = target.closest("#chats button");
-  if (button?.dataset.open) openChat(button.dataset.open);
-  if (button?.dataset.rename) editTitle(button.dataset.rename);
-  if (button?.dataset.remove) deleteChat(button);
-});
-document.addEventListener("keydown", ({ key, target }) => {
-  const row = key === "F2" && target.closest("#chats li");
-  if (row) editTitle(row.querySelector("[data-open]")?.dataset.open);
-});
-document.addEventListener("input", ({ target }) => {
-  if (!target.matches("#chats [type=search]")) return;
-  tabStorage?.setItem("search", target.value); // opening a chat reloads the page
-  showChats();
-});
-
-document.addEventListener("change", ({ target }) => {
-  if (!target.matches("#chats [type=checkbox]")) return;
-  const question = `Delete ${all.length === 1 ? "the saved chat" : `all ${all.length} saved chats`}?`;
-  if (target.checked) store.setSaving(true).then(showChats);
-  else if (all.length && !confirm(question)) target.checked = true;
-  else stopSaving(all).catch(reportError);
-});
-
-function initList() {
-  const search = document.querySelector("#chats [type=search]");
-  if (!search) return;
-  search.value = tabStorage?.getItem("search") ?? "";
-  showChats();
-}
-document.addEventListener("chats", initList); // their place in the page exists now
-document.addEventListener("chats-changed", readList); // in this tab or another
-initList();
-readList();

@@ -1,56 +1,185 @@
-// The sidebar: keyboard and screen-reader support that Gradio's fields lack.
+// The settings of the open chat, the header that shows them, and the drawer at the right.
+//
+// Settings are JSON, kept with each chat: { method, parameters, sampling, max_tokens, system, thinking,
+// leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
+// page.set when one changes.
 
-let hadFocus = false; // whether Load or Cancel had the focus
+const DEFAULTS = {
+  ...{ method: "", parameters: {}, sampling: {} },
+  ...{ max_tokens: 1024, system: "", thinking: null, leave_out: true },
+};
+const PLAIN = "ar"; // the method without drafts
+let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
+let settings = { ...DEFAULTS };
 
-function fixSettings(settings) {
-  // A closed sidebar must not take the focus.
-  const isOpen = settings.classList.contains("open");
-  const content = settings.querySelector(".sidebar-content");
-  if (content && content.inert === isOpen) content.inert = !isOpen;
-  setExpanded(settings.querySelector(".toggle-button"), isOpen);
-  for (const button of settings.querySelectorAll(".gr-accordion > button")) {
-    setExpanded(button, button.classList.contains("open"));
-  }
-  // Tab would stop at a scrollable list, which would then never close.
-  for (const list of settings.querySelectorAll(".options:not([tabindex])")) list.tabIndex = -1;
-  // Load and Cancel replace each other.
-  if (hadFocus && document.activeElement === document.body) {
-    const button = [...settings.querySelectorAll("#load, #cancel")].find((b) => b.checkVisibility());
-    button?.focus();
-  }
+const titleOf = (method) => {
+  const [name] = method.split(":");
+  return server.methods.find((one) => one.name === name)?.title ?? name;
+};
+
+// Takes over a chat's settings, or those last used.
+function useSettings(given) {
+  settings = { ...DEFAULTS, method: "auto", ...given };
+  showHeader();
+  showFields();
 }
 
-function setExpanded(button, isOpen) {
-  if (button && button.ariaExpanded !== String(isOpen)) button.ariaExpanded = String(isOpen);
+let settingsSaved = 0;
+function changeSettings(changes) {
+  settings = { ...settings, ...changes };
+  memory.set("settings", settings);
+  showHeader();
+  clearTimeout(settingsSaved);
+  const id = chat?.id;
+  settingsSaved = setTimeout(
+    tried(() => id && api("PATCH", `/chats/${id}`, { settings })),
+    500,
+  );
 }
 
-document.addEventListener("focusin", (event) => {
-  hadFocus = event.target.closest("#load, #cancel") !== null;
+// Gradio's fields call this. Empty fields take their defaults.
+window.page = {
+  set(name, value, usual) {
+    change(name, value, usual);
+    shownFields = JSON.stringify(settings); // the fields show it already
+  },
+};
+
+function change(name, value, usual) {
+  const isUsual = value === usual || value === "" || value === null;
+  const [kind, key] = name.split(".");
+  if (key === undefined) return changeSettings({ [name]: isUsual ? usual : value });
+  const { [key]: _, ...others } = settings[kind];
+  changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
+}
+
+// The drawer
+
+const drawer = () => $("#right");
+const isOpen = (side) => side.classList.contains("open");
+function toggle(side, opens = !isOpen(side)) {
+  if (isOpen(side) !== opens) $(".toggle-button", side).click();
+  for (const one of $$(`[aria-controls="${side.id}"]`)) one.ariaExpanded = String(opens);
+}
+
+let shownFields = ""; // what the fields were rendered from
+function showFields(section = "") {
+  if (!isOpen(drawer())) return;
+  showPresets();
+  const now = JSON.stringify(settings);
+  if (now === shownFields && !section) return;
+  shownFields = now;
+  document.dispatchEvent(new CustomEvent("fields", { detail: JSON.stringify({ settings, section }) }));
+}
+
+function openDrawer(shows, section = "") {
+  const side = drawer();
+  if (shows !== "replay") stopReplay();
+  if (!isOpen(side)) side.opener = document.activeElement;
+  side.dataset.shows = shows;
+  setText($("#drawer-title"), shows === "replay" ? "Replay" : "Settings");
+  toggle(side, true);
+  requestAnimationFrame(() => {
+    if (shows === "settings") showFields(section); // Gradio has opened it by now
+    $("#close-drawer").focus();
+  });
+}
+
+function closeDrawer() {
+  stopReplay();
+  toggle(drawer(), false);
+  drawer().opener?.focus();
+}
+
+let preset = ""; // the id of the one chosen last
+function showPresets() {
+  const select = h("select", { "aria-label": "Preset" }, h("option", { value: "" }, "Choose a preset"));
+  for (const { id, name } of server.presets) select.append(h("option", { value: id }, name));
+  select.value = preset;
+  const chosen = () => server.presets.find((one) => String(one.id) === select.value);
+  select.onchange = () => {
+    preset = select.value;
+    if (!chosen()) return;
+    changeSettings({ ...DEFAULTS, ...chosen().settings });
+    showFields();
+  };
+  const more = iconButton("more", "Presets", () => {
+    const one = chosen();
+    openMenu(more, [
+      ["Save these settings as a preset…", savePreset],
+      one && [`Delete “${one.name}”`, tried(() => deletePreset(one))],
+    ]);
+  });
+  $("#presets").replaceChildren(select, more);
+}
+
+const savePreset = tried(async () => {
+  const name = await askFor("Name of the preset");
+  if (!name) return;
+  const saved = await api("POST", "/presets", { name, settings });
+  server.presets = [...server.presets.filter((one) => one.id !== saved.id && one.name !== name), saved];
+  showPresets();
 });
 
-// Pressing the button first commits the text typed above, which may move the button from under the
-// pointer.
-document.addEventListener("pointerdown", (event) => {
-  event.target.closest("#load")?.setPointerCapture(event.pointerId);
-  hadFocus = event.target.closest("#load, #cancel") !== null;
-});
+async function deletePreset({ id, name, settings }) {
+  await api("DELETE", "/presets", { id });
+  server.presets = server.presets.filter((one) => one.id !== id);
+  showPresets();
+  notify(`Deleted the preset “${name}”`, "Undo", async () => {
+    server.presets.push(await api("POST", "/presets", { name, settings }));
+    showPresets();
+  });
+}
 
-// Gradio creates the sidebar after the transcript and opens it a moment later. On a phone, where it
-// covers the page, it starts closed.
-const until = performance.now() + 3000;
-function awaitSettings() {
-  const settings = document.querySelector("#settings");
-  if (settings) {
-    const fix = () => fixSettings(settings);
-    const what = { attributeFilter: ["class", "style"], childList: true, subtree: true };
-    new MutationObserver(fix).observe(settings, what);
-    fix();
-  } else if (performance.now() < until) requestAnimationFrame(awaitSettings);
+// The header
+
+function showHeader() {
+  const { model, loading, error } = server.status ?? {};
+  $("#model-name").textContent = model?.name ?? (loading ? "Loading a model" : "No model");
+  $("#model").title = model?.description ?? "Choose a model";
+  setText($("#loading"), loading ? progressOf(loading) : "");
+  for (const id of ["#model-error", "#load-error"]) setText($(id), error ?? "");
+  document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
+  document.body.classList.toggle("loads", !!loading);
+  const select = $("#method");
+  if (select.options.length !== server.methods.length) {
+    const option = ({ name, title, why }) =>
+      h("option", { value: name, disabled: !!why, title: why }, why ? `${title} (${why})` : title);
+    select.replaceChildren(...server.methods.map(option));
+  }
+  select.value = settings.method;
+  showGauge();
+  showStart();
 }
-function closeSettings() {
-  const button = document.querySelector("#settings.open .toggle-button");
-  if (button) button.click();
-  else if (performance.now() < until) requestAnimationFrame(closeSettings);
+
+function progressOf({ model, stage, done, total }) {
+  if (stage === "measure") return `Measuring the speed of ${model}`;
+  if (stage !== "download") return `Loading ${model}: ${done} %`;
+  return `Downloading ${model}: ${(done / 1e9).toFixed(2)} of ${(total / 1e9).toFixed(2)} GB`;
 }
-awaitSettings();
-if (matchMedia("(max-width: 768px)").matches) closeSettings();
+
+function showGauge() {
+  const n_ctx = server.status?.model?.n_ctx ?? 0;
+  const used = turns.findLast((turn) => turn.n_context)?.n_context ?? 0;
+  const gauge = $("#gauge");
+  gauge.hidden = !n_ctx;
+  if (!n_ctx) return;
+  const share = Math.min(1, used / n_ctx);
+  const text = `Context: ${used} of ${n_ctx} tokens`;
+  gauge.style.setProperty("--share", share);
+  gauge.ariaValueNow = used;
+  gauge.ariaValueMax = n_ctx;
+  gauge.ariaValueText = gauge.title = text;
+  gauge.classList.toggle("full", share > 0.9);
+}
+
+// Light and dark: as the system has it, until the user switches.
+function useTheme(theme) {
+  if (theme) document.body.classList.toggle("dark", theme === "dark");
+}
+
+function switchTheme() {
+  const theme = document.body.classList.contains("dark") ? "light" : "dark";
+  memory.set("theme", theme);
+  useTheme(theme);
+}

@@ -24,10 +24,10 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 ).split()
 
-# What an earlier tab would have left.
+# What an earlier visit would have left.
 SETTINGS = """
-    if (location.protocol === "http:" && !sessionStorage.length)
-      localStorage["speculation:fields"] ??= '{"max_tokens": 60}';
+    if (location.protocol === "http:")
+      localStorage["speculation:settings"] ??= '{"max_tokens": 60}';
 """
 
 
@@ -49,8 +49,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def address(model: Path) -> Iterator[str]:
-    with served(model) as url:
+def address(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(model, tmp_path_factory.mktemp("chats") / "chats.db") as (url, _):
         yield url
 
 
@@ -64,17 +64,13 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def chat(context: Any, address: str) -> Iterator[Chat]:
-    """A tab in a warm browser context, without data of earlier tests but the settings."""
-    made = Chat.within(context, address)
+    """A tab in a warm browser context, without what earlier tests left in the browser."""
+    made = Chat(context, address)
     yield made
-    errors = list(made.errors)  # before about:blank, where scripts added by a test may fail
-    for page in context.pages:
-        if page != made.page:
-            page.close()
-    made.page.goto("about:blank")  # ends pending saves
+    errors = list(made.errors)
     session = context.new_cdp_session(made.page)
     session.send("Storage.clearDataForOrigin", {"origin": address[:-1], "storageTypes": "all"})
-    session.send("Storage.overrideQuotaForOrigin", {"origin": address[:-1]})
-    made.page.close()
+    for page in context.pages:
+        page.close()
     context.clear_permissions()
     assert errors == []

@@ -164,6 +164,16 @@ def test_code_is_highlighted_and_its_drafts_are_marked() -> None:
     assert "<pre><code>a &lt; b\n</code></pre>" in render("```no-such-language\na < b\n```")
 
 
+def test_blocks_of_code_name_their_language_and_tasks_get_a_box() -> None:
+    copy = '<button type="button" data-action="copy-code">Copy</button></span></div>'
+    assert render("```c++ x\n```").endswith(f'<span class="actions"><span>c++</span>{copy}')
+    assert render("```\n```").endswith(f'<span class="actions">{copy}')
+    done = '<span class="task" role="img" aria-label="done">☑» '  # any span's end
+    assert coloured("- [x] «a»b\n- a [ ]") == f"<ul>\n<li>{done}«a»b</li>\n<li>a [ ]</li>\n</ul>\n"
+    assert 'aria-label="to do">☐</span> a' in render("1. [ ] a")
+    assert render("[ ] a") == "<p>[ ] a</p>\n"
+
+
 def test_formulas_become_mathml_and_prices_do_not() -> None:
     block = '<p class="formula"><math display="block"><mfrac><mn>1</mn><mn>2</mn></mfrac></math>'
     for text in ("$$\\frac12$$", "a\n$$\n\\frac12\n$$\nb", "\\[ \\frac12 \\]"):

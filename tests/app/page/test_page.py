@@ -1,293 +1,107 @@
-"""The page without a browser: rendered turns, fields, settings and flags."""
+"""The page without a browser: its frame, fields and flags."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+import httpx
 import pytest
+from fastapi import FastAPI
 
-from app.page.conversation import Reply, Settings, Turn
-from app.page.render import GrowingReply, text_html, turn_html
-from app.page.session import Session
-from app.worker.backend import Backend, Parameter
+from app.page.settings import Settings, read_settings
 from app.worker.events import Events
-from app.worker.messages import ModelSpec, Status, Tokens
+from app.worker.messages import ModelSpec
 from speculation.registry import PAIRED, ModelEntry
-from speculation.sampling import SamplingParams
-from speculation.settings import DEFAULT_METHOD
-from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
-from tests.support.local_backend import LocalBackend
+from tests.support.fake_backend import FakeBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from app.page import fields as page_fields
-    from app.page import model_panel
+    from app.page import ui
+    from app.page.fields import settings_fields
+    from app.page.model_panel import ModelPanel
     from app.start import main, parse_flags
 
 
-VALUES = {"method": "ar", "max_tokens": 0, "system": "", "compare": False, "thinking": ""}
-REASONING = "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
+def made(build: Callable[[], None]) -> gr.Blocks:
+    """Blocks, made in a running event loop, or Gradio leaves one open."""
 
-
-def said(text: str, opening: str = "") -> Reply:
-    return Reply("x", [(text, False)], opening=opening)
-
-
-# Rendering
-
-
-@pytest.mark.parametrize(
-    ("text", "opening", "html"),
-    [
-        ("**a** `<b>`", "", "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"),
-        (
-            "![x](http://example.org/x.png)",
-            "",
-            '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
-            "x</a></p>\n",
-        ),
-        ("[x](javascript:alert(1))", "", "<p>[x](javascript:alert(1))</p>\n"),
-        (
-            "```\na < b\n```",
-            "",
-            '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
-            '<button type="button" data-action="copy-code">Copy</button></span></div>',
-        ),
-        ("<think>\nhm\n</think>\n\nyes", "", f"{REASONING}<p>yes</p>\n"),
-        ("<think>hm", "", REASONING),
-        ("hm", "<think>\n", REASONING),
-        ("hm\n</think>\n\nyes", "<think>\n", f"{REASONING}<p>yes</p>\n"),
-        ("<think>\n\n</think>\n\nyes", "", "<p>yes</p>\n"),
-        ("<|channel|>final<|message|>yes", "", "<p>yes</p>\n"),
-    ],
-)
-def test_markdown_is_rendered_and_reasoning_collapsed(text: str, opening: str, html: str) -> None:
-    assert text_html(said(text, opening)) == html
-
-
-def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
-    pieces = [("<b>", False), (" **a", True), (" &", True), (" b**\n", False), ("c", True)]
-    assert text_html(Reply("x", pieces)) == (
-        '<p>&lt;b&gt;<span class="drafted" data-n="2"> </span>'
-        '<strong><span class="drafted" data-n="2">a &amp;</span> b</strong><br />\n'
-        '<span class="drafted" data-n="1">c</span></p>\n'
-    )
-    # Drafts of two steps stay apart even if the token between them is empty.
-    html = text_html(Reply("x", [("a", True), ("", False), ("é", True)]))
-    assert html.count('<span class="drafted"') == 2
-
-
-def test_drafts_are_marked_in_reasoning_and_answer() -> None:
-    pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
-    whole = text_html(Reply("x", [*pieces, ("yes", True)]))
-    assert whole == REASONING.replace("hm", '<span class="drafted" data-n="3">hm.</span>') + (
-        '<p><span class="drafted" data-n="1">yes</span></p>\n'
-    )
-    assert text_html(Reply("x", pieces[:2]), GrowingReply()) == (
-        REASONING.replace("hm", '<span class="drafted" data-n="1">hm</span>')
-    )
-
-
-def test_html_of_a_model_or_a_user_shows_as_text() -> None:
-    text = '<script>alert(1)</script> <b>x</b> <img src="http://example.org/x.png">'
-    turn = Turn(text, Reply("<i>", [(text, False)], error="<u>"))
-    html = turn_html(turn, live=False, last=True)
-    for tag in ("<script", "<b>", "<img", "<i>", "<u>"):
-        assert tag not in html
-    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
-
-
-def test_replies_name_their_model_if_there_are_several() -> None:
-    tab = Session(talk("one", "two"))
-    assert not any("m.gguf" in html for html in tab.html())
-    other = dataclasses.replace(MODEL, spec=ModelSpec("models/other.gguf"))
-    reply = tab.conversation.turns[1].reply
-    assert reply is not None
-    reply.done = dataclasses.replace(DONE, model=other)
-    first, second = tab.html()
-    assert "<code>m.gguf</code>" in first
-    assert "<code>other.gguf</code>" in second
-
-
-def test_only_the_last_turn_can_be_undone_and_copy_leaves_out_its_reasoning() -> None:
-    turn = Turn("hi", said("<think>hm</think>\n**yes**"))
-    assert "data-action" not in turn_html(turn, live=True, last=True)
-    assert "Undo" not in turn_html(turn, live=False, last=False)
-    html = turn_html(turn, live=False, last=True)
-    assert "Undo" in html
-    assert 'data-source="**yes**"' in html
-
-
-# Settings
-
-
-def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
-    """The page's fields, made in a running event loop, or Gradio leaves one open."""
-
-    async def make() -> page_fields.Fields:
-        fields = page_fields.Fields()
-        with gr.Blocks():
-            page_fields.method_fields(fields, backend.methods(), chosen)
-            page_fields.sampling_fields(fields)
-        return fields
+    async def make() -> gr.Blocks:
+        with gr.Blocks() as page:
+            build()
+        return page
 
     return asyncio.run(make())
 
 
-def test_unchanged_fields_mean_the_defaults() -> None:
-    fields = method_fields(FakeBackend(), "guess:width=8")
-    names = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
-    for name, component in fields.components.items():
-        if name.startswith("sampling.") and component.value not in ("", None, page_fields.RANDOM):
-            assert component.value == names[name.removeprefix("sampling.")], name
-    values = {name: component.value for name, component in fields.components.items()}
-    settings = read(**(values | {"system": None}))
-    assert settings.method == "guess:width=8"
-    assert settings.max_tokens == 1024
-    SamplingParams(**settings.sampling)
+def fields(**settings: Any) -> dict[str, tuple[Any, Any]]:
+    """For each setting the value that its field shows, and the one it has if it is not given."""
+    page = made(lambda: settings_fields(settings, FakeBackend().methods()))
+    values = {one["id"]: one["props"].get("value") for one in page.config["components"]}
+    found = {}
+    for event in page.config["dependencies"]:
+        told = re.fullmatch(r"\(value\) => page\.set\((.+?), value, (.+)\)", str(event["js"]))
+        assert told is not None
+        assert not event["queue"]
+        found[json.loads(told[1])] = values[event["inputs"][0]], json.loads(told[2])
+    return found
 
 
-def read(**values: object) -> Settings:
-    return page_fields.read_settings(VALUES | {"leave_out": True} | values, FakeBackend().methods())
-
-
-def test_settings_read_what_was_changed() -> None:
-    values = {
-        "guess.width": 2,
-        "guess.deep": False,
-        "sampling.temperature": 0.5,
-        "sampling.seed": 3,
-        "sampling.grammar": "",
-        "sampling.top_k": None,
-    }
-    given = {"method": "guess", "system": "s", "compare": True, "thinking": "off"}
-    assert read(**given, **values, leave_out=False) == Settings(
-        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True, False, False
+def test_fields_show_what_is_set_and_else_what_the_server_takes_as_the_default() -> None:
+    shown = fields(method="guess", parameters={"width": 2}, sampling={"top_k": 40, "gone": 1})
+    assert shown["parameters.width"] == (2, 4)
+    assert shown["parameters.deep"] == (True, True)
+    assert shown["sampling.top_k"] == (40, 0)
+    assert "parameters.width" not in fields(method="ar")
+    nested: dict[str, Any] = {"method": "guess", "parameters": {}, "sampling": {}}
+    for name, (_, usual) in shown.items():
+        kind, _, key = name.rpartition(".")
+        (nested[kind] if kind else nested)[key] = usual
+    read = read_settings(nested, FakeBackend().methods())
+    plain = read_settings({"method": "guess"}, FakeBackend().methods())
+    assert read.sampling.items() >= plain.sampling.items() == {"seed": 0}.items()
+    assert (read.method, read.max_tokens, read.thinking, read.leave_out) == (
+        ("guess", Settings().max_tokens, None, True)
     )
-    # Empty max tokens keeps its default, and 0 means no limit.
-    assert [read(max_tokens=n).max_tokens for n in (None, 0, 7.0)] == [1024, None, 7]
 
 
-def test_a_random_seed_is_drawn_only_for_sampling() -> None:
-    for temperature in (0.0, 1.0):
-        chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
-        drawn = [read(**chosen).sampling["seed"] for _ in range(2)]
-        assert (drawn[0] == drawn[1]) == (temperature == 0)
-        assert all(0 <= seed < page_fields.N_SEEDS for seed in drawn)
+def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -> None:
+    async def ask() -> list[httpx.Response]:
+        app = FastAPI()
+        ui.mount(app, ui.build(FakeBackend(), ModelSpec("m.gguf"), "guess"))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answers = [await client.get(path) for path in ("/", "/config", "/page/page.js")]
+            known = {"If-None-Match": answers[2].headers["etag"]}
+            return [*answers, await client.get("/page/page.js", headers=known)]
+
+    document, config, script, again = asyncio.run(ask())
+    assert [one.headers.get("content-encoding") for one in (document, script)] == ["gzip"] * 2
+    assert not config.json()["connect_heartbeat"]
+    assert not any(event["queue"] for event in config.json()["dependencies"])
+    assert again.status_code == 304
 
 
-def test_a_tab_renders_finished_turns_once_and_again_after_a_change() -> None:
-    tab = Session(talk("one", "two"))
-    first = tab.html()
-    assert [html is again for html, again in zip(first, tab.html(), strict=True)] == [True, True]
-    tab.conversation.ask("three")
-    tab.busy = True
-    assert [("Undo" in html, "live" in html) for html in tab.html()] == [
-        (False, False),
-        (False, False),
-        (False, True),
-    ]
-    run(tab.conversation, FakeBackend([Tokens((("new", False),)), DONE]))
-    tab.busy = False
-    assert "new" in tab.html()[2]
-    tab.conversation.retry(2)
-    run(tab.conversation, FakeBackend([Tokens((("newer", False),)), DONE]))
-    assert "newer" in tab.html()[2]
-    tab.conversation.undo()
-    assert tab.html() == first
-
-
-def test_every_method_has_its_fields_in_the_page() -> None:
-    backend = LocalBackend()
-    fields = method_fields(backend, "prompt-lookup")
-    lookahead = next(info for info in backend.methods() if info.name == "lookahead")
-    backend.close()
-    assert lookahead.parameters[0] == Parameter("window", 15, "W: columns of the window")
-    assert fields.components["lookahead.window"].value == 15
-
-
-def test_saved_values_are_used_if_they_are_valid_for_their_field() -> None:
-    fields = method_fields(FakeBackend(), "guess:width=8")
-    kept = {
-        "method": "ar",
-        "guess.width": 2,
-        "guess.deep": False,
-        "sampling.temperature": 7,
-        "sampling.mirostat": 2,
-        "sampling.top_k": None,
-        "sampling.grammar": "a",
-    }
-    wrong = {
-        "method": "gone",
-        "guess.width": 2.5,
-        "guess.deep": 1,
-        "sampling.temperature": "hot",
-        "sampling.mirostat": True,
-        "sampling.top_k": True,
-        "sampling.grammar": None,
-        "gone": 1,
-    }
-
-    def taken(**data: object) -> dict[str, object]:
-        names = {component: name for name, component in fields.components.items()}
-        found = fields.updates(json.dumps(data))
-        return {names[component]: update["value"] for component, update in found.items()}
-
-    in_range = kept | {"sampling.temperature": 2.0}
-    assert taken(tab=kept) == in_range
-    given = {"method", "guess.width", "guess.deep"}
-    assert taken(browser=kept) == {name: in_range[name] for name in kept if name not in given}
-    assert taken(tab=wrong) == taken(browser=wrong) == taken(tab=[1]) == taken(browser=None) == {}
-    assert [fields.updates(text) for text in ("", "{", "[]", "3", "null")] == [{}] * 5
-    assert (fields.defaults["method"], fields.defaults["guess.width"]) == (DEFAULT_METHOD, 4)
-
-
-# The program
-
-
-def model_fields(backend: Backend) -> model_panel.ModelPanel:
-    async def make() -> model_panel.ModelPanel:
-        with gr.Blocks():
-            return model_panel.ModelPanel(backend, ModelSpec("small"))
-
-    return asyncio.run(make())
+# The model's fields
 
 
 def test_choosing_another_model_replaces_draft_model_and_heads_by_its_own() -> None:
-    class Backend(FakeBackend):
-        def models(self) -> tuple[ModelEntry, ...]:
-            return (
-                ModelEntry("big", Path("b.gguf"), "small", "8 GB", ("a", "b")),
-                ModelEntry("small", Path("s.gguf"), None, ""),
-            )
-
-    panel = model_fields(Backend())
-    note, draft, heads = panel.follow("big", "other", ["x"])
+    infos = {
+        "big": ModelEntry("big", Path("b.gguf"), "small", "8 GB", ("a", "b")),
+        "small": ModelEntry("small", Path("s.gguf"), None, ""),
+    }
+    note, draft, heads = ModelPanel.follow(infos, "big", "other", ["x"])
     assert "8 GB; draft model: small; drafting heads: a, b" in note
     assert (draft["value"], heads["value"]) == ("small", ["a", "b"])
-    for chosen in (("big", "", []), ("/a/path.gguf", "other", ["x"])):
-        _, draft, heads = panel.follow(*chosen)
+    for chosen, before, old in (("big", "", []), ("/a/path.gguf", "other", ["x"])):
+        _, draft, heads = ModelPanel.follow(infos, chosen, before, old)
         assert (draft["value"], heads["value"]) == ("", [])
-
-
-def test_the_header_shows_a_short_reason_for_a_failed_load_beside_the_old_model() -> None:
-    for status, model, told in (
-        (Status(MODEL, error="no x.gguf\nm.gguf is loaded as before."), True, "no x.gguf"),
-        (Status(MODEL, error="y" * 161), True, f"{'y' * 159}…"),
-        (Status(error="y" * 161), False, "y" * 161),
-    ):
-        html, error = (
-            model_panel.status_html(status),
-            f'<div class="error" role="alert">{told}</div>',
-        )
-        assert html.endswith(error) and "<b>m.gguf</b>" in html if model else html == error
 
 
 def test_quotes_around_a_pasted_path_are_removed() -> None:
@@ -298,11 +112,12 @@ def test_quotes_around_a_pasted_path_are_removed() -> None:
             wanted.append((spec.model, spec.draft_model, spec.heads))
             return super().load(spec)
 
-    panel = model_fields(Backend())
     quoted = r'"C:\My models\m.gguf"'
-    tab: Any = SimpleNamespace(session_hash="1")
-    list(panel._run(quoted, " ", [quoted], 0, tab))
+    ModelPanel(Backend(), ModelSpec("small")).load(quoted, " ", [quoted], 0)
     assert wanted == [(r"C:\My models\m.gguf", None, (r"C:\My models\m.gguf",))]
+
+
+# The program
 
 
 def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.page.conversation import Reply
-from app.page.saved import to_text
 from app.store import Chat, Store, StoreError, Turn
 from app.worker.messages import ModelSpec
 from tests.app.store.test_store import talk
-from tests.support import fake_backend
+from tests.support.fake_backend import DONE, MODEL
 
 
 @pytest.fixture
@@ -83,18 +81,35 @@ def test_markdown_has_the_branch_that_is_shown(store: Store) -> None:
 
 
 def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> None:
-    conversation = fake_backend.talk("one", "two")
-    first, model = conversation.turns[0], fake_backend.MODEL
     spec = ModelSpec("/models/m.gguf")
-    finished = dataclasses.replace(
-        fake_backend.DONE, model=dataclasses.replace(model, spec=spec, n_ctx=4096)
+    finished = dataclasses.replace(DONE, model=dataclasses.replace(MODEL, spec=spec, n_ctx=4096))
+    reply = {
+        "notice": "",
+        "done": None,
+        "error": "",
+        "plain": None,
+        "opening": "",
+        "thinking": None,
+    }
+    ended = {"method": "auto", "pieces": [["a", True], ["b", True], ["c", False]]}
+    saved = json.dumps(
+        [
+            {
+                "user": "one",
+                "reply": {**reply, **ended, "done": dataclasses.asdict(finished), "n_left_out": 0},
+                "before": None,
+                "n_ctx": 0,
+                "files": [],
+            },
+            {
+                "user": "two",
+                "reply": None,
+                "before": {**reply, "method": "none", "pieces": [["cut", False]]},
+                "n_ctx": 2048,
+                "files": [],
+            },
+        ]
     )
-    first.reply = Reply("auto", [("a", True), ("b", True), ("c", False)], done=finished)
-    conversation.turns[1].before, conversation.turns[1].reply = (
-        Reply("none", [("cut", False)]),
-        None,
-    )
-    saved = to_text(conversation)
     about = {"name": "1-a", "title": "one", "named": True, "at": 5_000_000}
     file = {
         "format": "speculation-chats",
@@ -120,7 +135,7 @@ def test_chats_of_the_browsers_database_are_read_as_they_were(store: Store) -> N
     ]
     _, one, _, two = turns(store, chat)
     assert (one.state, two.state) == ("done", "interrupted")
-    done_without_model = dataclasses.replace(fake_backend.DONE, model=None)
+    done_without_model = dataclasses.replace(DONE, model=None)
     assert one.reply == {
         "method": "auto",
         "opening": "",

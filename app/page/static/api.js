@@ -1,0 +1,69 @@
+// The server: calls of its routes, and the stream of what has changed. See docs/endpoint.md.
+
+async function api(method, path, body) {
+  const options = { method, headers: {} };
+  if (body !== undefined) {
+    options.body = typeof body === "string" || body instanceof Blob ? body : JSON.stringify(body);
+    options.headers["Content-Type"] = "application/json";
+  }
+  if (method !== "GET") listen(); // what comes of it is told there
+  let response;
+  try {
+    response = await fetch(`page${path}`, options);
+  } catch {
+    throw new Error("The server does not answer. Check that it is running, then try again.");
+  }
+  const text = await response.text();
+  if (response.ok) return text ? JSON.parse(text) : null;
+  let message = `The server answered with status ${response.status}.`;
+  try {
+    message = JSON.parse(text).error.message ?? message;
+  } catch {} // not one of the server's own answers
+  throw new Error(message);
+}
+
+const listeners = {}; // by the kind of event
+let lastId = ""; // of the last event, from which the next stream goes on
+let stream = null;
+
+// A browser opens six connections to a server. So hidden tabs have no stream, and of those in view only the
+// ones used last do.
+const MOST_STREAMS = 4;
+const tabs = new BroadcastChannel("speculation");
+const me = Math.random();
+const usedSince = new Set(); // the tabs used since this one
+tabs.onmessage = ({ data }) => {
+  usedSince.add(data);
+  if (usedSince.size >= MOST_STREAMS) hangUp();
+};
+
+function listen() {
+  if (document.hidden || !hasStarted) return;
+  usedSince.clear();
+  tabs.postMessage(me);
+  if (stream) return;
+  stream = new EventSource(`page/events?after=${lastId}`);
+  for (const [kind, listener] of Object.entries(listeners)) {
+    stream.addEventListener(kind, (event) => {
+      lastId = event.lastEventId || lastId;
+      listener(JSON.parse(event.data || "{}"));
+    });
+  }
+  stream.onopen = () => setText($("#offline"), "");
+  stream.onerror = () => {
+    setText($("#offline"), "No connection to the server. The page tries again by itself.");
+    if (stream?.readyState !== EventSource.CLOSED) return; // the browser tries again
+    hangUp();
+    setTimeout(listen, 2000);
+  };
+}
+
+function hangUp() {
+  stream?.close();
+  stream = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? hangUp() : listen()));
+window.addEventListener("focus", listen);
+window.addEventListener("pageshow", listen);
+window.addEventListener("pagehide", hangUp);

@@ -1,0 +1,224 @@
+// The message box: text, attached files, Send and Stop, and drafts of unsent messages.
+
+let attached = []; // { name, text } of text files, { name, pdf } in base64
+let isQueued = false; // whether the message goes as soon as the reply ends
+
+const box = () => $("#box");
+const runningTurn = () => turns.find((turn) => turn.state === "running");
+
+// Not on touch screens, where focus opens the keyboard.
+function focusBox() {
+  if (matchMedia("(hover: hover)").matches) box().focus();
+}
+
+function showComposer() {
+  const isRunning = !!runningTurn();
+  $("#send").hidden = isRunning;
+  $("#stop").hidden = !isRunning;
+  if (isQueued && !isRunning) send();
+  const queued = isQueued ? "Sent when this reply ends. " : "";
+  $("#queued").replaceChildren(queued, ...(queued ? [button("Keep it here", unqueue)] : []));
+}
+
+function unqueue() {
+  isQueued = false;
+  showComposer();
+  box().focus();
+}
+
+async function send() {
+  const text = box().value.replace(/^\n+|\n+$/g, "");
+  const files = attached;
+  if (!text.trim() && !files.length) return unqueue();
+  if (runningTurn()) {
+    isQueued = true;
+    return showComposer();
+  }
+  isQueued = false;
+  setText($("#refused"), "");
+  setFiles([]);
+  setBox("");
+  keepDraft();
+  try {
+    if (!chat) {
+      chat = await api("POST", "/chats", { settings, incognito: isIncognito });
+      history.pushState(null, "", `#chat=${chat.id}`);
+      takeChat(chat);
+    }
+    const parent = turns.at(-1)?.id ?? null;
+    await api("POST", `/chats/${chat.id}/messages`, { text, files, parent, settings }); // the stream shows it
+  } catch (error) {
+    console.warn(error);
+    if (!box().value && !attached.length) {
+      setBox(text);
+      setFiles(files);
+      keepDraft();
+    }
+    setText($("#refused"), error.message);
+  }
+}
+
+const stopReply = tried(async () => {
+  const turn = runningTurn();
+  if (turn) await api("POST", `/turns/${turn.id}/stop`);
+});
+
+function setBox(text) {
+  box().value = text;
+  fitBox();
+}
+
+function fitBox() {
+  const area = box();
+  area.style.height = "auto";
+  area.style.height = `${Math.min(area.scrollHeight, innerHeight * 0.4)}px`;
+}
+
+// Drafts: what was typed stays with its chat, through reloads.
+
+function keepDraft() {
+  const drafts = memory.get("drafts") ?? {};
+  const key = chat?.id ?? "new";
+  const { [key]: _, ...others } = drafts;
+  const files = JSON.stringify(attached).length < 5e5 ? attached : [];
+  const now = box().value || files.length ? { ...others, [key]: { text: box().value, files } } : others;
+  memory.set("drafts", now);
+}
+
+function restoreDraft() {
+  const { text = "", files = [] } = memory.get("drafts")?.[chat?.id ?? "new"] ?? {};
+  isQueued = false;
+  setBox(text);
+  setFiles(files);
+}
+
+// Files
+
+const LARGEST = 1e6; // bytes of text, all files of a message together
+const LARGEST_PDF = 20e6;
+const PICTURE = /\.(png|jpe?g|gif|webp|bmp|svg|heic|tiff?)$/i;
+const bytesOf = (text) => new Blob([text]).size;
+
+function sizeOf(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  return bytes < 999_500 ? `${(bytes / 1e3).toFixed()} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+async function readFile(file) {
+  const { name, size, type } = file;
+  if (type.startsWith("image/") && type !== "image/svg+xml" && PICTURE.test(name)) {
+    throw new Error("is a picture. Models here read text only. Paste the text in it instead.");
+  }
+  if (type === "application/pdf" || /\.pdf$/i.test(name)) {
+    if (size > LARGEST_PDF) throw new Error(`is too large (${sizeOf(size)}): a PDF can have 20 MB.`);
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    let text = "";
+    for (let i = 0; i < bytes.length; i += 32768)
+      text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+    return { name, size, pdf: btoa(text) };
+  }
+  const room = LARGEST - attached.reduce((sum, one) => sum + bytesOf(one.text ?? ""), 0);
+  if (size > room) {
+    const left = room < LARGEST ? `, and ${sizeOf(room)} is left` : "";
+    throw new Error(`is too large (${sizeOf(size)}): a message can have 1 MB of files${left}.`);
+  }
+  const bytes = await file.arrayBuffer();
+  const [first, second] = new Uint8Array(bytes);
+  const encoding = first === 0xff && second === 0xfe ? "utf-16le" : "utf-8";
+  try {
+    const text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
+    if (!text.includes("\0")) return { name, size, text: text.replaceAll("\r\n", "\n").trimEnd() };
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error; // a TypeError means invalid text
+  }
+  throw new Error("is not text or PDF. Save it as plain text first.");
+}
+
+// Files lead if there is no text yet.
+async function addFiles(files) {
+  const refused = [];
+  const leads = !box().value.trim();
+  for (const file of files) {
+    try {
+      setFiles([...attached, { ...(await readFile(file)), leads }]);
+    } catch (error) {
+      // A folder gives only its name.
+      const why =
+        error instanceof DOMException ? "cannot be read. Of a folder, add its files." : error.message;
+      refused.push(`${file.name} ${why}`);
+    }
+  }
+  setText($("#refused"), refused.join("\n"));
+  box().focus();
+}
+
+function setFiles(files) {
+  attached = files;
+  const remove = (at) => () => {
+    setFiles(attached.filter((_, i) => i !== at));
+    keepDraft();
+    box().focus();
+  };
+  const chips = files.map(({ name, size }, i) => {
+    const cross = iconButton("close", `Remove ${name}`, remove(i));
+    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, sizeOf(size)), cross);
+  });
+  $("#files").replaceChildren(...chips);
+  if (files.length) keepDraft();
+}
+
+function startComposer() {
+  const form = $("#composer");
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    send();
+  };
+  $("#stop").onclick = () => {
+    stopReply();
+    box().focus();
+  };
+  box().oninput = () => {
+    fitBox();
+    keepDraft();
+    setText($("#refused"), "");
+    if (isQueued) unqueue();
+  };
+  box().onkeydown = (event) => {
+    const { key, shiftKey, isComposing } = event;
+    if (key === "Enter" && !shiftKey && !isComposing) {
+      event.preventDefault();
+      send();
+    } else if (key === "ArrowUp" && !box().value) {
+      const last = turns.findLast(({ role }) => role === "user");
+      if (!last || runningTurn()) return;
+      event.preventDefault();
+      editTurn(last);
+    }
+  };
+  $("#attach").onclick = () => {
+    const input = h("input", { type: "file", multiple: true });
+    input.onchange = () => addFiles(input.files);
+    input.click();
+  };
+  const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
+  const mark = (on) => form.classList.toggle("dropping", on);
+  document.addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault(); // or the browser opens the file instead of the page
+    mark(true);
+  });
+  document.addEventListener("dragleave", (event) => event.relatedTarget || mark(false));
+  document.addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    mark(false);
+    addFiles(event.dataTransfer.files);
+  });
+  box().onpaste = (event) => {
+    const { files, types } = event.clipboardData;
+    // Spreadsheets and word processors also copy a picture of the text.
+    if (!files.length || types.includes("text/plain")) return;
+    event.preventDefault();
+    addFiles(files);
+  };
+}

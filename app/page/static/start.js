@@ -1,0 +1,144 @@
+// The cards of the start page, the shortcuts, and the start of it all.
+
+// Each card of main.html has a message, maybe with a file.
+function startCards() {
+  for (const card of $$("#start .cards li")) {
+    const text = $(".prompt", card).textContent;
+    const file = $(".attached", card);
+    const [name, code] = [file?.dataset.name, file?.textContent];
+    $(".card", card).onclick = () => {
+      setBox(text);
+      setFiles(file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
+      send();
+    };
+    const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
+    $(".race-card", card).onclick = () => openRace({ prompt, start: true });
+    $(".race-card", card).prepend(icon("race"));
+  }
+  makeGroup($("#start .cards"));
+}
+
+function showStart() {
+  const model = server.status?.model;
+  const about = model
+    ? `${model.name}: ${model.description}. ${expectationOf(model)}`
+    : "No model is loaded yet.";
+  setText($("#about"), about);
+}
+
+// What to expect of a model of this size. The demo model that is included only shows the methods.
+function expectationOf(model) {
+  const [, number, unit] = model?.description.match(/([\d.]+)([MB])\b/) ?? [];
+  const millions = number * (unit === "B" ? 1000 : 1);
+  if (millions < 100) return "It is a small demo model, and its answers are not reliable.";
+  return millions < 2000 ? "It is a small model: good for short and simple texts, and often wrong." : "";
+}
+
+function startKeys() {
+  document.addEventListener("keydown", (event) => {
+    if ($("dialog[open]") || $(".menu")) return;
+    const isWriting = event.target.matches("input:not([type=range]), textarea, select");
+    const withCtrl = event.ctrlKey || event.metaKey;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const pressed = `${withCtrl ? "Ctrl+" : ""}${withCtrl && event.shiftKey ? "Shift+" : ""}${key}`;
+    const actions = {
+      "Ctrl+k": () => {
+        toggle($("#left"), true);
+        $("#search").select();
+      },
+      "Ctrl+Shift+o": newChat,
+      "Ctrl+b": () => toggle($("#left")),
+      "Ctrl+.": () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings")),
+      "?": isWriting ? null : () => $("#keys").showModal(),
+      Escape: runningTurn() ? stopReply : isOpen(drawer()) ? closeDrawer : null,
+    };
+    const action = actions[pressed];
+    if (!action || event.isComposing) return;
+    event.preventDefault();
+    action();
+  });
+}
+
+listeners.chat = takeChat;
+listeners.status = (status) => {
+  server.status = status;
+  showHeader();
+};
+listeners.reset = tried(async () => {
+  await readServer();
+  await readChats();
+  if (chat) await openChat(chat.id);
+});
+
+async function readServer() {
+  server = await api("GET", "/state");
+  lastId = String(server.seq ?? "");
+  for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
+  $("#incognito").hidden = !server.incognito;
+  if (server.notice) notify(server.notice);
+  showHeader();
+}
+
+function startHeader() {
+  $("#show-chats").onclick = () => toggle($("#left"));
+  $("#show-settings").onclick = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
+  $("#close-drawer").onclick = closeDrawer;
+  $("#close-keys").onclick = () => $("#keys").close();
+  $("#model").onclick = () => openDrawer("settings", "model");
+  $("#method").onchange = ({ target }) => {
+    changeSettings({ method: target.value, parameters: {} });
+    showFields();
+  };
+  for (const id of ["left", "right"]) {
+    for (const one of $$(`[aria-controls=${id}]`)) one.ariaExpanded = String(isOpen($(`#${id}`)));
+  }
+}
+
+const FACES = {
+  "close-keys": "close",
+  "show-chats": "menu",
+  "show-settings": "gear",
+  "to-end": "down",
+  attach: "clip",
+  send: "send",
+  stop: "stop",
+  incognito: "hide",
+  theme: "theme",
+  help: "help",
+  more: "more",
+  "close-drawer": "close",
+};
+
+// Gradio makes the page's three parts; each tells when it is there.
+let isStarting = false;
+let hasStarted = false;
+async function start() {
+  if (isStarting || !$("#chats") || !$("#composer") || !$("#drawer-title") || !$("#right")) return;
+  isStarting = true;
+  useTheme(memory.get("theme"));
+  $(".gradio-container").prepend($(".skip")); // the first stop of Tab
+  for (const [id, name] of Object.entries(FACES)) $(`#${id}`).append(icon(name));
+  $("#new").append(icon("plus"), "New chat");
+  startChats();
+  startTranscript();
+  startComposer();
+  startHeader();
+  startKeys();
+  startCards();
+  await tried(readServer)();
+  const { method } = document.documentElement.dataset; // of --method
+  useSettings({ ...memory.get("settings"), ...(method && { method }) });
+  await readChats();
+  window.addEventListener("hashchange", followAddress);
+  window.addEventListener("popstate", followAddress);
+  showTurns();
+  restoreDraft();
+  await followAddress();
+  hasStarted = true;
+  listen();
+  focusBox();
+  document.documentElement.dataset.ready = "";
+  await tried(importOld)();
+}
+document.addEventListener("part", start);
+start();

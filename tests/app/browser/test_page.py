@@ -1,0 +1,273 @@
+"""The page around a conversation: chats, settings, replay, race, keyboard, sizes and its cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.app.browser.chat import DONE, LAST, Chat
+from tests.support.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+
+def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> None:
+    page = chat.page
+    for name in ("a red fox", "a <b>blue</b> hen"):
+        chat.new_chat()
+        chat.ask(name)
+    chat.wait_for_titles("a <b>blue</b> hen", "a red fox")
+    page.fill("#search", "blue he")
+    page.wait_for_selector("#found:has-text('hit')")
+    assert page.inner_html("#list .snippet >> nth=0").startswith("a &lt;b&gt;<mark>blue</mark>")
+    page.click("#list .hit a >> nth=0")
+    page.wait_for_selector(".turn.user:has-text('blue')")
+    page.fill("#search", "")
+    page.wait_for_selector("#list .row:not(.hit)")
+
+    chat.open_row_menu("a red fox")
+    chat.choose("Rename")
+    page.fill("#list input", "Reynard")
+    page.keyboard.press("Enter")
+    chat.wait_for_titles("a <b>blue</b> hen", "Reynard")
+    chat.open_row_menu("Reynard")
+    chat.choose("Pin")
+    chat.wait_for_titles("Reynard", "a <b>blue</b> hen")
+    assert page.inner_text("#list h3 >> nth=0") == "Pinned"
+    chat.open_row_menu("Reynard")
+    chat.choose("Move to a folder")
+    page.fill("dialog input", "Animals")
+    page.keyboard.press("Enter")
+    page.select_option("#folders", label="Animals")
+    page.wait_for_function("document.querySelectorAll('#list a').length === 1")
+    assert chat.titles() == ["Reynard"]
+    page.select_option("#folders", label="All folders")
+    page.wait_for_function("document.querySelectorAll('#list a').length > 1")
+
+    chat.open_row_menu("Reynard")
+    with page.expect_download() as download:
+        chat.choose("Export as Markdown")
+    assert download.value.suggested_filename == "Reynard.md"
+    assert "a red fox" in Path(download.value.path()).read_text(encoding="utf-8")
+    chat.open_row_menu("Reynard")
+    chat.choose("Delete")
+    page.wait_for_selector("#notice:has-text('Deleted “Reynard”')")
+    assert "Reynard" not in chat.titles()
+    page.click("#notice button")
+    chat.wait_for_titles("Reynard")
+
+    page.click("#more")
+    with page.expect_file_chooser() as chooser:
+        chat.choose("Import chats")
+    exported = '{"title": "from elsewhere", "create_time": 7, "mapping": {}}'
+    wrong = {"name": "x.json", "mimeType": "application/json", "buffer": exported.encode()}
+    chooser.value.set_files(wrong)
+    page.wait_for_selector("#alert:has-text('it has no chats of this program')")
+
+
+def test_settings_are_kept_with_their_chat_and_presets_bring_them_back(chat: Chat) -> None:
+    page = chat.page
+    page.select_option("#method", "prompt-lookup")
+    chat.ask("a cat")
+    page.click("#show-settings")
+    page.click("#fields button:has-text('Parameters of Prompt lookup')")
+    page.get_by_label("max ngram").fill("2")
+    page.click("#fields button:has-text('Sampling')")
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        page.get_by_label("Max tokens").fill("7")
+    page.click("#presets button")
+    chat.choose("Save these settings as a preset")
+    page.fill("dialog input", "Short")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#presets option:text-is('Short')", state="attached")
+    page.click("#close-drawer")
+    chat.ask("more", 4)
+    page.click(f"{LAST} .speed [aria-label=Figures]")
+    assert page.inner_text(f"{LAST} dd >> nth=0") == "prompt-lookup:max_ngram=2"
+
+    chat.new_chat()
+    page.select_option("#method", "ar")
+    chat.ask("a dog")
+    chat.reload()
+    assert page.input_value("#method") == "ar"
+    page.click("#list a:has-text('a cat')")
+    page.wait_for_function("document.querySelector('#method').value === 'prompt-lookup'")
+    page.click("#list a:has-text('a dog')")
+    page.wait_for_function("document.querySelector('#method').value === 'ar'")
+    page.click("#show-settings")
+    page.select_option("#presets select", label="Short")
+    page.wait_for_function("document.querySelector('#method').value === 'prompt-lookup'")
+    page.click("#presets button")
+    chat.choose("Delete “Short”")
+    page.wait_for_selector("#presets option:text-is('Short')", state="detached")
+
+
+def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
+    chat: Chat, model: Path, tmp_path: Path
+) -> None:
+    page = chat.page
+    told = CHAT_TEMPLATE + "{% if enable_thinking is defined and enable_thinking %}a{% endif %}"
+    thinks = write_tiny_gguf(tmp_path / "thinks.gguf", chat_template=told, n_ctx=32768)
+    page.click("#model")
+    page.wait_for_selector("#load", state="visible")
+    assert page.is_hidden("#thinking")
+
+    def load(name: str) -> None:
+        page.fill("#model-field input", name)
+        page.press("#model-field input", "Enter")
+        page.click("#load")
+
+    load(str(tmp_path / "none.gguf"))
+    page.wait_for_selector("#model-error:has-text('none.gguf')")
+    assert page.inner_text("#model-name") == model.name
+    load(str(thinks))
+    page.wait_for_selector("#model-name:has-text('thinks.gguf')")
+    page.wait_for_selector("#thinking", state="visible")
+    assert page.is_hidden("#model-error")
+    load(str(model))
+    page.wait_for_selector(f"#model-name:has-text('{model.name}')")
+
+
+def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
+    page = chat.page
+    page.select_option("#method", "prompt-lookup")
+    chat.set(**{"sampling.grammar": 'root ::= ("the " ("fox" | "hen") " "){9}'})
+    chat.ask("the fox the fox")
+    page.focus(f"{LAST} .cells")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#scrubber")
+    n = int(page.get_attribute("#scrubber", "max"))
+    page.focus("#scrubber")
+    drafted = 0
+    for step in range(1, n + 1):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(f"#step-title:has-text('Step {step + 1} of {n + 1}:')")
+        drafted += page.locator("#tree b").count()
+    assert drafted > 0
+    assert page.inner_text("#tree small >> nth=0").strip() != ""
+    page.keyboard.press("Home")
+    page.select_option("#slow", "1")
+    page.click("#play")
+    page.wait_for_selector(f"#step-title:has-text('Step {n + 1} of')")
+    page.wait_for_selector("#play[aria-label=Play]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#right:not(.open)")
+    page.wait_for_function("document.activeElement.matches('.cells')")
+
+
+def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
+    page = chat.page
+    chat.set(max_tokens=12)
+    page.click(".race-card >> nth=0")
+    page.wait_for_selector(".verdict b")
+    assert page.inner_text(".verdict b") == "Too short for a number"
+    assert page.locator(".lane.over").count() == 2
+    with page.expect_download() as picture:
+        page.get_by_role("button", name="Save a picture").click()
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.race", state="detached")
+
+
+def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> None:
+    page = chat.page
+    chat.ask("a cat")
+    chat.ask("a dog", 4)
+    chat.reload()
+    stops = page.evaluate(
+        """() => [...document.querySelectorAll("a, button, input, select, textarea, [tabindex]")]
+          .filter((one) => one.tabIndex >= 0 && !one.disabled)
+          .filter((one) => one.checkVisibility({ visibilityProperty: true }))
+          .map((one) => one.id || one.className)"""
+    )
+    assert stops[0] == "skip"
+    assert stops.index("box") <= 12, stops
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert chat.focused() == "box"
+    page.keyboard.press("Control+k")
+    assert chat.focused() == "search"
+    page.keyboard.press("Control+Shift+O")
+    page.wait_for_selector("#start .card")
+    page.focus("#list a")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn")
+    page.focus(f"{LAST} [aria-label=Retry]")
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.matches('.turn')")
+    page.keyboard.press("?")
+    page.wait_for_selector("#keys[open]")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+b")
+    page.wait_for_selector("#left:not(.open)")
+    page.wait_for_selector("#search", state="hidden")
+    page.focus("#show-chats")
+    for _ in range(3):  # to the skip link and past the start of the page
+        page.keyboard.press("Shift+Tab")
+        assert not page.evaluate("!!document.activeElement.closest('#left')")
+
+
+def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, address: str) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844}, has_touch=True, color_scheme="dark"
+    )
+    chat = Chat(context, address)
+    page = chat.page
+    page.wait_for_selector("#left:not(.open)")
+    chat.set(max_tokens=30)
+    chat.ask("مرحبا, hello.")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    style = "getComputedStyle(document.querySelector('.said'))"  # follows the paragraph's script
+    assert page.evaluate(f"[{style}.direction, {style}.unicodeBidi]") == ["rtl", "plaintext"]
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("#main button, #main select")]
+          .filter((one) => one.checkVisibility() && !one.matches(".cells"))
+          .map((one) => [one.ariaLabel ?? one.textContent, one.getBoundingClientRect()])
+          .filter(([, { width, height }]) => width < 44 || height < 44).map(([name]) => name)"""
+    )
+    assert small == []
+    page.click("#show-chats")
+    page.wait_for_selector("#left.open")
+    page.click("#theme")
+    assert not page.evaluate("document.body.classList.contains('dark')")
+    page.click("#list a:has-text('hello')")
+    page.wait_for_selector("#left:not(.open)")
+    chat.reload()
+    assert not page.evaluate("document.body.classList.contains('dark')")
+    page.set_viewport_size({"width": 320, "height": 200})  # as at 400 %
+    page.locator(f"{LAST} .sentence").scroll_into_view_if_needed()
+    assert page.is_visible(f"{LAST} .sentence")
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+    assert chat.errors == []
+    context.close()
+
+
+def test_the_first_load_is_small_and_ten_tabs_work(browser: Any, address: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    session.send("Network.enable")
+    n_bytes, urls = [], []
+    session.on("Network.dataReceived", lambda event: n_bytes.append(event["encodedDataLength"]))
+    session.on(
+        "Network.requestWillBeSent",
+        lambda event: urls.append(event["request"]["url"]),
+    )
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_load_state("load")
+    assert len([url for url in urls if not url.startswith("data:")]) <= 45
+    assert sum(n_bytes) < 300_000
+    chats = [Chat(context, address) for _ in range(10)]
+    chats[-1].set(max_tokens=8)
+    chats[-1].ask("the tenth")
+    chats[0].page.bring_to_front()
+    chats[0].ask("the first")
+    assert [chat.errors for chat in chats] == [[]] * 10
+    context.close()
+
+
+def test_a_printed_chat_has_no_buttons_and_is_whole(chat: Chat) -> None:
+    chat.ask("a cat")
+    chat.page.emulate_media(media="print")
+    assert chat.page.is_hidden("#composer") and chat.page.is_hidden("#left")
+    assert chat.page.is_visible(f"{DONE} .answer")
