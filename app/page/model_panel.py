@@ -42,7 +42,7 @@ class ModelPanel:
             value=spec.model,
             allow_custom_value=True,
             interactive=True,
-            label="Model",
+            label="Model (--model)",
             info="A name from models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
             elem_id="model-field",
         )
@@ -52,7 +52,7 @@ class ModelPanel:
             value=draft or "",
             allow_custom_value=True,
             interactive=True,
-            label="Draft model",
+            label="Draft model (--draft-model)",
             info="A smaller model of the same family, for the methods draft model and auto",
             elem_id="draft-model",
         )
@@ -62,13 +62,13 @@ class ModelPanel:
             multiselect=True,
             allow_custom_value=True,
             interactive=True,
-            label="Drafting heads",
+            label="Drafting heads (--heads)",
             info="Names or paths, one per method, trained on this model",
             elem_id="heads",
         )
         n_ctx = gr.Number(
             spec.n_ctx,
-            label="Context",
+            label="Context (--ctx)",
             info="In tokens; 0: the model's own, up to 8192",
             precision=0,
             interactive=True,

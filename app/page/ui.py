@@ -13,8 +13,9 @@ from pathlib import Path
 
 import gradio as gr
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.guard import PAGE
 from app.page.fields import settings_fields
@@ -81,6 +82,11 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         ("/page/page.css", _text("page.css"), "text/css"),
     ):
         _serve(app, path, text, kind)
+    head = (
+        f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
+        f'<script>{_text("frames.js")}</script><script type="module" src="page/page.js"></script>'
+    )
+    app.add_middleware(_WithHead, head=head.encode())
     app.add_middleware(_Compressed)
     gr.mount_gradio_app(
         app,
@@ -89,8 +95,6 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         theme=gr.themes.Base(
             primary_hue="emerald", neutral_hue="zinc", font=SANS, font_mono=MONO, radius_size="md"
         ),
-        head=f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
-        '<script type="module" src="page/page.js"></script>',
         footer_links=[],
         show_error=True,
         ssr_mode=False,
@@ -111,6 +115,36 @@ def _serve(app: FastAPI, path: str, text: str, kind: str) -> None:
         if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
             return Response(status_code=304, headers=headers)
         return Response(text, media_type=kind, headers=headers)
+
+
+class _WithHead:
+    """Adds to the head of the page's document. Gradio would add it in the browser, after its own
+    scripts."""
+
+    def __init__(self, app: ASGIApp, head: bytes) -> None:
+        self._app = app
+        self._head = head
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_document = scope["type"] == "http" and scope["path"] == "/"
+        await self._app(scope, receive, self._sent(send) if is_document else send)
+
+    def _sent(self, send: Send) -> Send:
+        start: Message = {}
+
+        async def send_with_head(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+                return
+            if start:
+                message["body"] = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
+                MutableHeaders(raw=start["headers"])["content-length"] = str(len(message["body"]))
+                await send(start)
+                start = {}
+            await send(message)
+
+        return send_with_head
 
 
 class _Compressed:
