@@ -77,11 +77,12 @@ def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Bl
 def mount(app: FastAPI, page: gr.Blocks) -> None:
     """Serve the page from ``app``, at the addresses that its own routes leave."""
     script = "\n".join(_text(f"{name}.js") for name in SCRIPTS)
-    for path, text, kind in (
-        ("/page/page.js", f"{{\n{script}\n}}\n", "text/javascript"),
-        ("/page/page.css", _text("page.css"), "text/css"),
+    for path, content, kind in (
+        ("/page/page.js", f"{{\n{script}\n}}\n".encode(), "text/javascript"),
+        ("/page/page.css", _text("page.css").encode(), "text/css"),
+        ("/page/math.woff2", (STATIC / "math.woff2").read_bytes(), "font/woff2"),
     ):
-        _serve(app, path, text, kind)
+        _serve(app, path, content, kind)
     head = (
         f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
         f'<script>{_text("frames.js")}</script><script type="module" src="page/page.js"></script>'
@@ -105,16 +106,16 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
     )
 
 
-def _serve(app: FastAPI, path: str, text: str, kind: str) -> None:
-    """Serve a text that browsers keep until it changes."""
-    tag = f'"{sha256(text.encode()).hexdigest()[:16]}"'
+def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
+    """Serve a file that browsers keep until it changes."""
+    tag = f'"{sha256(content).hexdigest()[:16]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
 
     @app.get(path)
     async def served(request: Request) -> Response:
         if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(text, media_type=kind, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
 
 
 class _WithHead:
