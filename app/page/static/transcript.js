@@ -330,7 +330,7 @@ function editTurn(turn) {
 }
 
 function copyText(text, button) {
-  navigator.clipboard.writeText(text);
+  toClipboard(text);
   button.classList.add("done");
   setTimeout(() => button.classList.remove("done"), 1500);
   setText($("#said"), "Copied");
