@@ -42,8 +42,8 @@ class ModelPanel:
             value=spec.model,
             allow_custom_value=True,
             interactive=True,
-            label="Model (--model)",
-            info="A name from models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
+            label="Model",
+            info="--model: a name in models.txt, a GGUF's path, or hf:owner/repository/file.gguf",
             elem_id="model-field",
         )
         note = gr.HTML(_note(info), apply_default_css=False, elem_id="model-note")
@@ -52,8 +52,8 @@ class ModelPanel:
             value=draft or "",
             allow_custom_value=True,
             interactive=True,
-            label="Draft model (--draft-model)",
-            info="A smaller model of the same family, for the methods draft model and auto",
+            label="Draft model",
+            info="--draft-model: a smaller model of the same family, for draft and auto",
             elem_id="draft-model",
         )
         head_files = gr.Dropdown(
@@ -62,14 +62,14 @@ class ModelPanel:
             multiselect=True,
             allow_custom_value=True,
             interactive=True,
-            label="Drafting heads (--heads)",
-            info="Names or paths, one per method, trained on this model",
+            label="Drafting heads",
+            info="--heads: names or paths, one per method, trained on this model",
             elem_id="heads",
         )
         n_ctx = gr.Number(
             spec.n_ctx,
-            label="Context (--ctx)",
-            info="In tokens; 0: the model's own, up to 8192",
+            label="Context",
+            info="--ctx: in tokens; 0: the model's own, up to 8192",
             precision=0,
             interactive=True,
             elem_id="ctx",
