@@ -43,7 +43,7 @@ class ModelPanel:
             allow_custom_value=True,
             interactive=True,
             label="Model",
-            info="A name from models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
+            info="--model: a name in models.txt, a GGUF's path, or hf:owner/repository/file.gguf",
             elem_id="model-field",
         )
         note = gr.HTML(_note(info), apply_default_css=False, elem_id="model-note")
@@ -53,7 +53,7 @@ class ModelPanel:
             allow_custom_value=True,
             interactive=True,
             label="Draft model",
-            info="A smaller model of the same family, for the methods draft model and auto",
+            info="--draft-model: a smaller model of the same family, for draft and auto",
             elem_id="draft-model",
         )
         head_files = gr.Dropdown(
@@ -63,13 +63,13 @@ class ModelPanel:
             allow_custom_value=True,
             interactive=True,
             label="Drafting heads",
-            info="Names or paths, one per method, trained on this model",
+            info="--heads: names or paths, one per method, trained on this model",
             elem_id="heads",
         )
         n_ctx = gr.Number(
             spec.n_ctx,
             label="Context",
-            info="In tokens; 0: the model's own, up to 8192",
+            info="--ctx: in tokens; 0: the model's own, up to 8192",
             precision=0,
             interactive=True,
             elem_id="ctx",

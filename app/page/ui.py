@@ -13,8 +13,9 @@ from pathlib import Path
 
 import gradio as gr
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.guard import PAGE
 from app.page.fields import settings_fields
@@ -76,11 +77,17 @@ def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Bl
 def mount(app: FastAPI, page: gr.Blocks) -> None:
     """Serve the page from ``app``, at the addresses that its own routes leave."""
     script = "\n".join(_text(f"{name}.js") for name in SCRIPTS)
-    for path, text, kind in (
-        ("/page/page.js", f"{{\n{script}\n}}\n", "text/javascript"),
-        ("/page/page.css", _text("page.css"), "text/css"),
+    for path, content, kind in (
+        ("/page/page.js", f"{{\n{script}\n}}\n".encode(), "text/javascript"),
+        ("/page/page.css", _text("page.css").encode(), "text/css"),
+        ("/page/math.woff2", (STATIC / "math.woff2").read_bytes(), "font/woff2"),
     ):
-        _serve(app, path, text, kind)
+        _serve(app, path, content, kind)
+    head = (
+        f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
+        f'<script>{_text("frames.js")}</script><script type="module" src="page/page.js"></script>'
+    )
+    app.add_middleware(_WithHead, head=head.encode())
     app.add_middleware(_Compressed)
     gr.mount_gradio_app(
         app,
@@ -89,8 +96,6 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         theme=gr.themes.Base(
             primary_hue="emerald", neutral_hue="zinc", font=SANS, font_mono=MONO, radius_size="md"
         ),
-        head=f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
-        '<script type="module" src="page/page.js"></script>',
         footer_links=[],
         show_error=True,
         ssr_mode=False,
@@ -101,16 +106,46 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
     )
 
 
-def _serve(app: FastAPI, path: str, text: str, kind: str) -> None:
-    """Serve a text that browsers keep until it changes."""
-    tag = f'"{sha256(text.encode()).hexdigest()[:16]}"'
+def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
+    """Serve a file that browsers keep until it changes."""
+    tag = f'"{sha256(content).hexdigest()[:16]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
 
     @app.get(path)
     async def served(request: Request) -> Response:
         if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(text, media_type=kind, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
+
+
+class _WithHead:
+    """Adds to the head of the page's document. Gradio would add it in the browser, after its own
+    scripts."""
+
+    def __init__(self, app: ASGIApp, head: bytes) -> None:
+        self._app = app
+        self._head = head
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_document = scope["type"] == "http" and scope["path"] == "/"
+        await self._app(scope, receive, self._sent(send) if is_document else send)
+
+    def _sent(self, send: Send) -> Send:
+        start: Message = {}
+
+        async def send_with_head(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+                return
+            if start:
+                message["body"] = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
+                MutableHeaders(raw=start["headers"])["content-length"] = str(len(message["body"]))
+                await send(start)
+                start = {}
+            await send(message)
+
+        return send_with_head
 
 
 class _Compressed:

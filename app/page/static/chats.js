@@ -139,7 +139,7 @@ async function duplicate(id, turn) {
 const here = (hash) => `${location.pathname}${location.search}${hash}`;
 
 function copyLink(hash) {
-  navigator.clipboard.writeText(location.origin + here(hash));
+  toClipboard(location.origin + here(hash));
   notify("Copied the link");
 }
 

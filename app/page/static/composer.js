@@ -2,6 +2,7 @@
 
 let attached = []; // { name, text } of text files, { name, pdf } in base64
 let isQueued = false; // whether the message goes as soon as the reply ends
+let isSending = false; // until the server has taken a message
 
 const box = () => $("#box");
 const runningTurn = () => turns.find((turn) => turn.state === "running");
@@ -15,7 +16,7 @@ function showComposer() {
   const isRunning = !!runningTurn();
   $("#send").hidden = isRunning;
   $("#stop").hidden = !isRunning;
-  if (isQueued && !isRunning) send();
+  if (isQueued && !isRunning && !isSending) send();
   const queued = isQueued ? "Sent when this reply ends. " : "";
   $("#queued").replaceChildren(queued, ...(queued ? [button("Keep it here", unqueue)] : []));
 }
@@ -30,11 +31,12 @@ async function send() {
   const text = box().value.replace(/^\n+|\n+$/g, "");
   const files = attached;
   if (!text.trim() && !files.length) return unqueue();
-  if (runningTurn()) {
+  if (runningTurn() || isSending) {
     isQueued = true;
     return showComposer();
   }
   isQueued = false;
+  isSending = true;
   setText($("#refused"), "");
   setFiles([]);
   setBox("");
@@ -46,7 +48,10 @@ async function send() {
       takeChat(chat);
     }
     const parent = turns.at(-1)?.id ?? null;
-    await api("POST", `/chats/${chat.id}/messages`, { text, files, parent, settings }); // the stream shows it
+    const path = `/chats/${chat.id}/messages`;
+    const { turns: added } = await api("POST", path, { text, files, parent, settings }); // the stream shows it
+    isSending = false;
+    if (turns.some(({ id }) => id === added.at(-1).id)) showComposer(); // it may have ended already
   } catch (error) {
     console.warn(error);
     if (!box().value && !attached.length) {
@@ -55,6 +60,9 @@ async function send() {
       keepDraft();
     }
     setText($("#refused"), error.message);
+    isQueued = false;
+  } finally {
+    isSending = false;
   }
 }
 

@@ -180,6 +180,17 @@ function tried(action, place = () => $("#alert")) {
   };
 }
 
+// Browsers have a clipboard for pages of this machine and of https alone.
+function toClipboard(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = h("textarea");
+  area.value = text;
+  $("#main").append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
 function download(blob, name) {
   const link = h("a", { href: URL.createObjectURL(blob), download: name });
   link.click();

@@ -12,7 +12,7 @@ function openRace({ turn = null, prompt = "", start = false }) {
     select.value = value;
     return select;
   };
-  const own = settings.method === PLAIN ? "auto" : settings.method;
+  const own = settings.method === PLAIN ? "auto" : nameOf(settings.method);
   const methods = [choice("First method", PLAIN), choice("Second method", own)];
   const go = h("button", { class: "primary" }, "Start");
   const what = `Each method writes the text three times, in turn, with ${MOST_TOKENS} tokens at most.`;

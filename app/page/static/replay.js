@@ -89,7 +89,10 @@ function showStep(wanted) {
   const before = steps.slice(0, at).flatMap(piecesOf).join("");
   $("#so-far").replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
   const none = "No drafts in this step: the model wrote one token.";
-  $("#tree").replaceChildren(nodes.length ? treeOf(now) : h("p", { class: "quiet" }, none));
+  const tree = $("#tree");
+  tree.replaceChildren(nodes.length ? treeOf(now) : h("p", { class: "quiet" }, none));
+  const end = $("em", tree); // where the accepted drafts end
+  tree.scrollLeft = end ? end.offsetLeft - tree.clientWidth / 2 : 0;
   const phases = [
     ["Draft", draft],
     ["Decode", decode],

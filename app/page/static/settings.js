@@ -12,10 +12,8 @@ const PLAIN = "ar"; // the method without drafts
 let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
 let settings = { ...DEFAULTS };
 
-const titleOf = (method) => {
-  const [name] = method.split(":");
-  return server.methods.find((one) => one.name === name)?.title ?? name;
-};
+const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them
+const titleOf = (method) => server.methods.find(({ name }) => name === nameOf(method))?.title ?? method;
 
 // Takes over a chat's settings, or those last used.
 function useSettings(given) {
@@ -147,7 +145,7 @@ function showHeader() {
       h("option", { value: name, disabled: !!why, title: why }, why ? `${title} (${why})` : title);
     select.replaceChildren(...server.methods.map(option));
   }
-  select.value = settings.method;
+  select.value = nameOf(settings.method);
   showGauge();
   showStart();
 }

@@ -147,8 +147,11 @@ async function showFile(turn, n) {
   openDialog(name, h("pre", { class: "file", tabindex: 0, dir: "auto" }, text)).classList.add("wide");
 }
 
+const INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept.";
+
 function replyOf(turn) {
   const isRunning = turn.state === "running";
+  const notice = turn.notice || (turn.state === "interrupted" ? INTERRUPTED : "");
   const seconds = Math.round(turn.seconds_thinking ?? 0);
   const thought =
     isRunning && !turn.blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
@@ -169,7 +172,7 @@ function replyOf(turn) {
     "Reply",
     thoughts,
     part("answer", turn.blocks),
-    h("p", { class: "notice", role: "status", hidden: !turn.notice }, turn.notice ?? ""),
+    h("p", { class: "notice", role: "status", hidden: !notice }, notice),
     h("p", { class: "error", role: "alert", hidden: !turn.error }, turn.error ?? ""),
     speedOf(turn),
     isRunning
@@ -327,7 +330,7 @@ function editTurn(turn) {
 }
 
 function copyText(text, button) {
-  navigator.clipboard.writeText(text);
+  toClipboard(text);
   button.classList.add("done");
   setTimeout(() => button.classList.remove("done"), 1500);
   setText($("#said"), "Copied");

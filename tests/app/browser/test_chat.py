@@ -111,6 +111,7 @@ def test_a_killed_server_leaves_the_text_and_the_page_finds_it_again(
         chat.page.wait_for_selector("#offline", state="hidden")
         chat.page.wait_for_selector(f"{DONE} button:text-is('Continue')")
         assert len(chat.texts()[1]) > 100
+        chat.page.wait_for_selector(f"{DONE} .notice:has-text('The server ended while it wrote')")
         chat.reload()
         assert chat.page.input_value("#box") == "typed meanwhile"
         chat.page.wait_for_selector(f"{DONE} button:text-is('Continue')")

@@ -77,11 +77,14 @@ def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -
         ui.mount(app, ui.build(FakeBackend(), ModelSpec("m.gguf"), "guess"))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            answers = [await client.get(path) for path in ("/", "/config", "/page/page.js")]
+            paths = ("/", "/config", "/page/page.js", "/page/math.woff2")
+            answers = [await client.get(path) for path in paths]
             known = {"If-None-Match": answers[2].headers["etag"]}
             return [*answers, await client.get("/page/page.js", headers=known)]
 
-    document, config, script, again = asyncio.run(ask())
+    document, config, script, font, again = asyncio.run(ask())
+    assert font.content.startswith(b"wOF2")
+    assert "page/page.css" in document.text
     assert [one.headers.get("content-encoding") for one in (document, script)] == ["gzip"] * 2
     assert not config.json()["connect_heartbeat"]
     assert not any(event["queue"] for event in config.json()["dependencies"])

@@ -31,7 +31,7 @@ def test_errors_call_a_setting_by_its_fields_label() -> None:
 def test_the_labels_and_flags_in_messages_exist() -> None:
     async def make() -> set[str]:
         with gr.Blocks() as blocks:
-            model_panel.ModelPanel(FakeBackend(), ModelSpec("m.gguf"))
+            model_panel.ModelPanel(FakeBackend(), ModelSpec("m.gguf")).show()
         return {getattr(block, "label", None) or "" for block in blocks.blocks.values()}
 
     labels = {name.split("”")[0][1:] for name in FIELDS.values() if name.startswith("“")}
