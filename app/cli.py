@@ -51,11 +51,11 @@ def _run(given: Sequence[str]) -> int:
     name, *flags = given or ["--help"]
     # Imported where used, so that the bench does not wait for Gradio.
     if name == "chat":
-        from app.__main__ import main as chat
+        from app.start import main as chat
 
         return chat(flags, prog="speculation chat")
     if name == "serve":
-        from app.__main__ import main as serve
+        from app.start import main as serve
 
         return serve(["--no-page", *flags], prog="speculation serve")
     if name == "bench":

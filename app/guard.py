@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import error_body
+from app.api.errors import error_body_for
 
 # Makes the browser itself block requests to other servers.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
@@ -300,7 +300,7 @@ class Guard:
     def _answer(self, scope: Scope, status: int, why: str) -> Response:
         """A refusal with its reason."""
         if not self._is_page(scope["path"]):
-            return JSONResponse(error_body(why, status), status)
+            return JSONResponse(error_body_for(scope["path"], why, status), status)
         if status == 413 and Headers(scope=scope).get("content-type") == "application/json":
             return JSONResponse({"error": why, "detail": why}, status)
         return PlainTextResponse(f"{why}\n", status)

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 
 from batching.errors import SpeculationError
 from batching.llama import rpc
+from batching.llama.computed_by import why_no_gpu
 from batching.llama.devices import Device, Placement, devices, gpus
 from batching.llama.hardware import physical_cores
 from speculation.system.cache_folder import cache_folder
@@ -35,6 +36,9 @@ def list_devices(arguments: Sequence[str] | None = None) -> int:
         rpc.connect(Placement.of(None, None, parser.parse_args(arguments).rpc).workers)
         for device in devices():
             print(_line(device))
+        why = "" if gpus() else why_no_gpu()
+        if why:
+            print(f"No GPU: {why}", file=sys.stderr)
     except SpeculationError as error:
         print(f"error: {worded(error)}", file=sys.stderr)
         return 2

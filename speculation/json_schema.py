@@ -115,17 +115,18 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     with bounds for integers.
 
     Models add properties or digits without end otherwise. Where schemas are combined, one part
-    does not know the properties of another, so nothing is closed.
+    does not know the properties of another, so no object is closed.
     """
-    for part in _parts(schema):
-        if "allOf" in part or ("properties" in part and not part.keys().isdisjoint(_COMBINED)):
-            return schema
+    is_combined = any(
+        "allOf" in part or ("properties" in part and not part.keys().isdisjoint(_COMBINED))
+        for part in _parts(schema)
+    )
 
     def close(part: Any, _: str = "") -> Any:
         if not isinstance(part, Mapping):
             return part
         found = _mapped(part, "", close)
-        if "properties" in found and found.keys().isdisjoint(_OPEN):
+        if not is_combined and "properties" in found and found.keys().isdisjoint(_OPEN):
             found["additionalProperties"] = False
         if found.get("type") == "integer" and found.keys().isdisjoint(_LISTED):
             low = {} if "exclusiveMinimum" in found else {"minimum": -_LARGEST}

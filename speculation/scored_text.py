@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from batching.cache import Reading, SequenceCache
 from batching.clock import now
-from batching.target import Output, Sampler
-from speculation.drafter import Drafter
+from batching.target import Output
 from speculation.request import Request
 from speculation.sampling import token_logprobs
 from speculation.text import Text
-from speculation.verify import Verifier
 
 
 def needs_scored_text(request: Request) -> bool:
@@ -27,26 +25,17 @@ class ScoredText(Text):
     so that nobody waits longer than for any other prompt.
     """
 
-    def start(
-        self,
-        cache: SequenceCache,
-        drafters: Sequence[Drafter],
-        verifier: Verifier,
-        sampler: Sampler,
-    ) -> None:
-        super().start(cache, drafters, verifier, sampler)
-        has_scores = self.request.scored is not None
-        if has_scores:
+    def _read(self, cache: SequenceCache) -> Reading:
+        request = self.request
+        if request.scored is not None:
             cache.target.want_logits(True)
-        self.reading = Reading(
+        return Reading(
             cache,
-            self.request.prompt[:-1],
+            request.prompt[:-1],
             self.needed.prompt_reader,
-            reuse=not self.request.reads_all,
-            score=self._score if has_scores else None,
+            reuse=not request.reads_all,
+            score=self._score if request.scored is not None else None,
         )
-        self.stats.n_reused = self.reading.n_reused
-        self.tell_progress()
 
     def _score(self, first: int, n: int, output: Output) -> None:
         """Hand out the log probabilities of the tokens after ``first`` to ``first + n``."""

@@ -287,15 +287,15 @@ class Text:
                 sampler, self.request.logprobs, self.logprobs, after=self.request.post_sampling
             )
         self.sample = self._plain_sampling()
-        self.reading = Reading(
-            cache,
-            self.request.prompt[:-1],
-            self.needed.prompt_reader,
-            # If states are read, every row of a step has output; a prompt's rows must not.
-            defer=not self.needed.reads_states,
-        )
+        self.reading = self._read(cache)
         self.stats.n_reused = self.reading.n_reused
         self.tell_progress()
+
+    def _read(self, cache: SequenceCache) -> Reading:
+        """The prompt on its way into ``cache``."""
+        # If states are read, every row of a step has output; a prompt's rows must not.
+        defer = not self.needed.reads_states
+        return Reading(cache, self.request.prompt[:-1], self.needed.prompt_reader, defer=defer)
 
     def _plain_sampling(self) -> Callable[[Output, int], int]:
         """The function that chooses the next token after a single row."""

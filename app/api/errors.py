@@ -67,6 +67,27 @@ def error_body(message: str, status: int, **facts: Any) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status, **facts}}
 
 
+_ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # its paths …
+_ANTHROPIC_TYPES = {  # … and its types of errors
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body_for(path: str, message: str, status: int) -> dict[str, Any]:
+    """An error in the form of the API that ``path`` belongs to: Anthropic's or OpenAI's."""
+    if not _ANTHROPIC.fullmatch(path):
+        return error_body(message, status)
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
 def handle_errors(app: FastAPI) -> None:
     """Let ``app`` answer every error in OpenAI's form."""
 
@@ -91,16 +112,17 @@ def handle_errors(app: FastAPI) -> None:
 
 def _worded(error: RequestValidationError) -> tuple[str, str | None]:
     """What is wrong with which fields, for the first few of them, and the name of the first."""
-    found = []
-    errors = error.errors()[:3]
-    for one in errors:
+    found: dict[str | None, str] = {}
+    # A field of several types has an error for each of them; most are that it is not of the type.
+    for one in sorted(error.errors(), key=lambda one: one["type"].endswith("_type")):
         if one["type"] == "json_invalid":
             reason = one.get("ctx", {}).get("error", one["msg"])
             return f"the body is not JSON: {reason} at character {one['loc'][-1]}", None
-        where = ".".join(str(part) for part in one["loc"] if part != "body")
         value = f" (got {repr_of(one['input']):.60})" if one["type"] != "missing" else ""
-        found.append(f"{where or 'the body'}: {one['msg']}{value}")
-    return "; ".join(found), _param(errors[0]["loc"][1:])
+        where = [part for part in one["loc"] if part != "body"]
+        found.setdefault(_param(where), f"{one['msg']}{value}")
+    fields = list(found)[:3]
+    return "; ".join(f"{name or 'the body'}: {found[name]}" for name in fields), fields[0]
 
 
 def _param(where: Sequence[str | int]) -> str | None:

@@ -7,7 +7,7 @@ from math import exp, isnan
 from typing import Any
 
 from app.api.replies import Gathered, Shown
-from app.api.schemas import MOST_CHOICES, Sampling
+from app.api.sampling import MOST_CHOICES, Sampling
 from app.worker.messages import Chance, Done
 
 

@@ -9,11 +9,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import Field, ValidationError
 
-from app.api.body import Limited
+from app.api.body import Limited, Posted
 from app.api.errors import ApiError
 from app.api.native import completed
 from app.api.replies import answer
-from app.api.schemas import Completion, Posted
+from app.api.schemas import Completion
 from app.api.service import Service
 from app.worker.messages import Tokenize
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.body import Limited
+from app.api.body import Limited, Posted
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
-from app.api.json_text import dumps, finite
+from app.api.history import History, Item
+from app.api.json_text import finite
 from app.api.replies import Gathered, answer
-from app.api.schemas import ChatCompletion, Posted
+from app.api.schemas import ChatCompletion
 from app.api.service import Service, memory_of
 from app.api.translated import (
     Block,
@@ -31,11 +31,6 @@ from app.api.translated import (
 )
 from app.worker.messages import ChatRequest, Render
 from speculation.chat.reasoning import find_reasoning
-
-MOST_KEPT = 1000  # responses that a later one may follow
-MOST_KEPT_BYTES = 64 * 2**20  # of them and their conversations; the least recently used go first
-
-Item = Mapping[str, Any]
 
 
 class TextConfig(Posted):
@@ -199,53 +194,6 @@ def _parts(where: str, content: Any) -> list[dict[str, Any]]:
         else:
             raise refuse(f"{where}.content.{number}.type", f"{kind!r:.40} is not text; send text")
     return found
-
-
-@dataclass
-class Kept:
-    """A response that a later one may follow.
-
-    owner     the client that asked for it, as ``memory_of`` tells clients apart
-    items     its conversation, the response included
-    n_bytes   of both, as JSON
-    """
-
-    owner: str
-    response: Mapping[str, Any]
-    items: Sequence[Item]
-    n_bytes: int
-
-
-class History:
-    """Responses in memory, up to a limit. The least recently used are forgotten first."""
-
-    def __init__(self, most: int = MOST_KEPT, most_bytes: int = MOST_KEPT_BYTES) -> None:
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._most, self._most_bytes, self._n_bytes = most, most_bytes, 0
-
-    def get(self, id_: str, owner: str) -> Kept:
-        """Raises ApiError if it is not kept, or another client's."""
-        kept = self._kept.get(id_)
-        if kept is None or kept.owner != owner:
-            raise ApiError(
-                f"there is no response {id_!r:.80}: it was not stored, or has been forgotten. Send "
-                "the conversation's items as input",
-                404,
-                param="previous_response_id",
-            )
-        self._kept.move_to_end(id_)
-        return kept
-
-    def add(self, owner: str, response: Mapping[str, Any], items: Sequence[Item]) -> None:
-        n_bytes = len(dumps([response, *items]))
-        self._kept[str(response["id"])] = Kept(owner, response, items, n_bytes)
-        self._n_bytes += n_bytes
-        while len(self._kept) > self._most or self._n_bytes > self._most_bytes:
-            self._n_bytes -= self._kept.popitem(last=False)[1].n_bytes
-
-    def remove(self, id_: str, owner: str) -> None:
-        self.get(id_, owner)
-        self._n_bytes -= self._kept.pop(id_).n_bytes
 
 
 def routes(service: Service) -> APIRouter:

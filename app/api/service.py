@@ -18,21 +18,15 @@ from starlette.types import Message, Receive, Scope, Send
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
-from app.api.schemas import (
-    LONGEST_STOP,
-    MOST_BIASES,
-    MOST_PROMPTS,
-    ChatCompletion,
-    Completion,
-    Sampling,
-    prompts_of,
-)
+from app.api.sampling import LONGEST_STOP, MOST_BIASES, Sampling
+from app.api.schemas import ChatCompletion, Completion, prompts_of
 from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
+MOST_PROMPTS = 512
 PING_SECONDS = 2.0  # clients and proxies give up a stream that stays silent
 # llama-server's, so that its clients get the same texts.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

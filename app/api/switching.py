@@ -88,8 +88,6 @@ class Models:
 
     async def others(self) -> list[dict[str, Any]]:
         """The models beside the loaded one, for a list of models."""
-        if not self.switches:
-            return []
         current, known = self._current(), await self._models()
         states = {name: is_local(entry) for name, entry in known.items() if name != current}
         if self._first.model != current:

@@ -33,6 +33,7 @@ from batching.errors import InvalidParameter
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.gguf.unsupported import check_model_file
+from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
 from batching.llama.private_api import LIMITS
@@ -266,6 +267,7 @@ class ModelSlot:
             engine.has_thinking_switch,
             engine.model.n_mtp > 0,
             engine.model.placed,
+            computed_by(engine.model),
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:

@@ -44,6 +44,7 @@ class LoadedModel:
     has_thinking_switch   whether a request's ``thinking`` has an effect
     has_mtp               whether the model has multi-token prediction layers
     placed                which layers are on which devices, in words; empty = all on the CPU
+    computed_by           a sentence: which device computes, and why not the GPU if there is one
     """
 
     spec: ModelSpec
@@ -54,6 +55,7 @@ class LoadedModel:
     has_thinking_switch: bool = False
     has_mtp: bool = False
     placed: str = ""
+    computed_by: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -40,12 +40,19 @@ from app.worker.messages import (
     Status,
 )
 from app.worker.wire import Outbox, head, read
+from batching.replacing import replacing
+from speculation.system.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0  # that the process has to end by itself
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
-_FATAL = re.compile(r"\.(cpp|c|cu|h):\d+: |error", re.IGNORECASE)  # llama.cpp's last words
+N_READ = 40  # last lines, among which the error is named
+N_KEPT, KEPT_BYTES = 200, 100_000  # last lines in the file, and its size
+# llama.cpp's last words: where it ended itself, an error, or what C++ says of an exception.
+_FATAL = re.compile(r"\.(cpp|cuh?|c|hpp?|m):\d+: |\berror\b|Error: |what\(\):", re.IGNORECASE)
+# "ggml-cuda.cu:109: CUDA error" comes after the line that says which.
+_UNNAMED = re.compile(r":\d+: (\w+ )?error$")
 _FOLDERS = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")  # of a source file
 COMMAND = [sys.executable, "-m", "app.worker"]
 # A stopped or blocked process does not see that its parent has gone.
@@ -54,10 +61,7 @@ PAUSES = (0, 10, 30, 60, 120, 300)  # seconds before a start, by the deaths in a
 
 
 class Process:
-    """One engine process and the requests it has not ended yet.
-
-    report  as the process published it last
-    """
+    """One engine process and the requests it has not ended yet."""
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Process:
     ) -> None:
         """``on_death`` is told why the process ended, unless ``close`` ended it, and returns what
         those hear who waited."""
-        self.report = Report()
+        self._report = Report()  # as the process published it last
         self._on_status = on_status
         self._on_death = on_death
         self._requests: dict[int, tuple[str, Events]] = {}  # with the id that ``stop`` takes
@@ -76,7 +80,7 @@ class Process:
         self._is_closing = False
         self._n_heard = 0
         self._killed_for = ""
-        self._last_words: collections.deque[str] = collections.deque(maxlen=20)
+        self._last_words: collections.deque[str] = collections.deque(maxlen=N_KEPT)
         self.is_dead = False
         self._process = subprocess.Popen(
             [*COMMAND, *arguments],
@@ -88,6 +92,7 @@ class Process:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },
+            start_new_session=True,  # Ctrl-C is this process's business
         )
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
@@ -110,6 +115,13 @@ class Process:
             self._requests[number] = request_id, events
             self._outbox.put(number, message)
         return events
+
+    def report(self) -> Report:
+        """As the process published it last, without requests whose end has come since."""
+        with self._lock:
+            asked = {id_ for id_, _ in self._requests.values()}
+        running = tuple(id_ for id_ in self._report.running if id_ in asked)
+        return replace(self._report, running=running)
 
     def _refuse(self, number: int, error: Exception) -> None:
         """A request cannot be sent."""
@@ -153,12 +165,14 @@ class Process:
             kind, number, text = head(line)
             message = read(kind, text)
             if number:
-                if number in self._requests:
-                    self._requests[number][1].put(message)
+                with self._lock:
+                    found = self._requests.get(number)
                     if isinstance(message, LAST):
-                        del self._requests[number]
+                        self._requests.pop(number, None)
+                if found is not None:
+                    found[1].put(message)
             elif isinstance(message, Report):
-                self.report = message
+                self._report = message
             elif isinstance(message, Status):
                 self._on_status(message)
             elif isinstance(message, Beat) and message.overdue:
@@ -170,8 +184,12 @@ class Process:
         if self._guardian is not None:
             self._guardian.communicate(b"\n")
         self._hearing.join(1.0)
-        why = self._killed_for or _reason(code, self._last_words)
+        words = list(self._last_words)
+        why = self._killed_for or _reason(code, words)
         message = f"The engine's process ended: {why}."
+        file = None if self._is_closing or not words else _keep(message, words)
+        if file is not None:
+            message = f"{message} Its last lines are in {file}."
         with self._lock:
             self.is_dead = True
             if not self._is_closing:
@@ -179,10 +197,10 @@ class Process:
                 log.error("%s", message)
             left = list(self._requests.values())
             self._requests.clear()
-            self.report = Report()
+            self._report = Report()
         self._outbox.close()
         for _, events in left:
-            events.put(Failed(message, message, "error"))
+            events.put(Failed(message, message, "no model"))  # clients try again
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # unwritten data cannot be flushed
                 pipe.close()
@@ -191,7 +209,7 @@ class Process:
         """Pass on what the process prints, and keep the end of it: its last words."""
         for line in pipe:
             text = line.decode("utf-8", "replace")
-            self._last_words.append(text.strip())
+            self._last_words.append(text.rstrip())
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -251,7 +269,7 @@ class RemoteBackend(Backend):
         return self._status
 
     def report(self) -> Report:
-        return self._process.report
+        return self._process.report()
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
         with self._lock:
@@ -355,13 +373,37 @@ class RemoteBackend(Backend):
         return message
 
 
-def _reason(code: int, last_words: collections.deque[str]) -> str:
-    """Why a process ended, by its exit code and what it printed."""
-    words = [line for line in last_words if _FATAL.search(line)]
-    said = f" ({re.sub(_FOLDERS, '', words[-1])[:200]})" if words else ""
+def _reason(code: int, words: Sequence[str]) -> str:
+    """Why a process ended, by its exit code and what it printed last."""
+    fatal = _fatal(words[-N_READ:])
+    said = f" ({re.sub(_FOLDERS, '', fatal)[:200]})" if fatal else ""
     if code < 0:
         try:
             return f"{signal.Signals(-code).name}{said}"
         except ValueError:
             return f"signal {-code}{said}"
     return f"exit code {code}{said}"
+
+
+def _fatal(words: Sequence[str]) -> str:
+    """The last line that names an error, else the last that tells where it was; or empty."""
+    fatal = [line for line in words if _FATAL.search(line)]
+    named = [line for line in fatal if not _UNNAMED.search(line)]
+    return (named or fatal or [""])[-1].strip()
+
+
+def _keep(message: str, words: Sequence[str]) -> Path | None:
+    """Add what a process printed last to a file for the user alone; None if there can be none.
+
+    The file keeps the last ``KEPT_BYTES``.
+    """
+    path = cache_folder() / "engine.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_bytes() if path.exists() else b""
+        text = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), message, *words, "", ""])
+        with replacing(path, private=True, sync=False) as file:
+            file.write((before + text.encode("utf-8", "replace"))[-KEPT_BYTES:])
+    except OSError:
+        return None
+    return path

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections import deque
 
 import llama_cpp.llama_cpp as C
 
+from batching.llama.library import exported
+
 _ERROR = 4  # ggml_log_level
+_SHOWN = 30  # lines of the log, when llama.cpp ends the process
 _recent: deque[str] = deque(maxlen=1000)
 _errors: deque[str] = deque(maxlen=8)
 _init_lock = threading.Lock()
@@ -22,7 +26,15 @@ def _log(level: int, text: bytes, _user_data: int | None) -> None:
         _errors.append(line)
 
 
-_log_callback = C.llama_log_callback(_log)  # must outlive the library
+def _abort(message: bytes) -> None:
+    """llama.cpp ends this process: print the end of its log, which names the error, and why."""
+    lines = [*recent_log().splitlines()[-_SHOWN:], message.decode("utf-8", "replace")]
+    os.write(2, ("\n".join(lines) + "\n").encode("utf-8", "replace"))
+
+
+# They must outlive the library.
+_log_callback = C.llama_log_callback(_log)
+_abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_abort)
 
 
 def initialise() -> None:
@@ -31,6 +43,10 @@ def initialise() -> None:
     with _init_lock:
         if not _initialised:
             C.llama_log_set(_log_callback, ctypes.c_void_p(0))
+            set_abort_callback = exported("ggml_set_abort_callback")
+            if set_abort_callback is not None:  # exported by this build
+                set_abort_callback.restype = ctypes.c_void_p
+                set_abort_callback(_abort_callback)
             C.llama_backend_init()
             _initialised = True
 

@@ -54,7 +54,7 @@ def measure_curve(
     gives the cost of recording a graph. Large sizes are decoded once at first, after others; that
     counts, less the switch, if there is nothing better. The curve takes medians over all rounds, of
     which the first may load kernels and counts alone; sizes not reached are left out. No size costs
-    less than a single row: only an interruption looks like that.
+    less than a single row, or more than its rows one by one: only an interruption looks like that.
     """
     return _sample(decode, sizes, budget_seconds, progress).curve()
 
@@ -91,7 +91,8 @@ class _Samples:
         for n in sorted(self.first):
             first = [seconds / before for seconds, before in self.first[n]]
             again = [seconds / before for seconds, before in self.again[n]]
-            shares.append(max(1.0, median(again[1:] or again or [first[0] - switch])))
+            share = median(again[1:] or again or [first[0] - switch])
+            shares.append(min(float(n), max(1.0, share)))
         seconds = [single * share for share in shares]
         return CostCurve(sorted(self.first), seconds, single * switch, single * record)
 
@@ -101,7 +102,8 @@ class _Samples:
         first = {n: min(found)[0] for n, found in self.first.items()}
         again = {n: min(found)[0] for n, found in self.again.items() if found}
         switch = max(0.0, median([first[n] - again[n] for n in again]))
-        seconds = [max(single, again.get(n, first[n] - switch)) for n in sorted(first)]
+        found = {n: again.get(n, first[n] - switch) for n in sorted(first)}
+        seconds = [min(n * single, max(single, least)) for n, least in found.items()]
         return CostCurve(sorted(first), seconds, switch)
 
 
@@ -230,7 +232,7 @@ def measure(
             samples.add(more)
         if seconds > 2 * budget_seconds:  # a large model
             break
-    return Cost(near.least(), far.least() if far.singles else None)
+    return Cost(near.least(), far.least() if far.singles else None, is_disturbed=True)
 
 
 def _is_on_gpu(context: Context) -> bool:

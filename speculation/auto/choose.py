@@ -51,7 +51,7 @@ def choose(texts: Sequence[Drafted], prompt_rows: int = 0, max_rows: int = NO_LI
         other_texts=len(texts) - len(open_texts),
         other_rows=n_rows - n_open,
         last_rows=cost.last_rows,
-        extra_seconds=cost.extra(curve),
+        change_seconds=cost.change(curve, n_rows - n_open + len(open_texts)),
         overhead_seconds=cost.overhead * len(texts),
     )
     for text, chooser, nodes in zip(open_texts, choosers, chosen, strict=True):

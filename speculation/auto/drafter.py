@@ -42,7 +42,7 @@ class AutoParams:
 
     rows_max  most rows in a batch
     sources   allowed sources: all that are available, or names joined by +, such as
-              suffix+recycling
+              suffix+draft
     memory    also draft from earlier texts, and remember this one
     """
 

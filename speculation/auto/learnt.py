@@ -36,17 +36,17 @@ def load(path: Path) -> dict[str, Any]:
 def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict[str, Any]) -> None:
     """Keep the cost and the ``states`` under ``key``, with those under other keys in ``earlier``.
 
-    Write errors, such as a full disk, are ignored.
+    A cost that other programs disturbed is not kept: the next run measures it anew. Write errors,
+    such as a full disk, are ignored.
     """
-    learnt = {
-        "cost": {
+    learnt: dict[str, Any] = {"states": {**_dict(earlier, "states"), key: states}}
+    if not cost.is_disturbed:
+        learnt["cost"] = {
             "near": asdict(cost.near),
             "far": cost.far and asdict(cost.far),
             "shape": cost.shape,
             "weights": cost.weights,
-        },
-        "states": {**_dict(earlier, "states"), key: states},
-    }
+        }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:

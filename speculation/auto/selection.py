@@ -25,7 +25,7 @@ def select(
     other_texts: int = 0,
     other_rows: int = 0,
     last_rows: int = 0,
-    extra_seconds: tuple[float, float] = (0.0, 0.0),
+    change_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
 ) -> list[list[int]]:
     """The nodes worth decoding of each tree, without its root, ascending, within its budget.
@@ -34,7 +34,7 @@ def select(
     other_texts       texts in the batch that have no tree here; each is expected to yield a token
     other_rows        rows of the batch besides those of the trees
     last_rows         rows of the last step; 0 = none
-    extra_seconds     what the same number of rows costs more, and what any other does
+    change_seconds    what a step with drafts costs more if it has another number of rows
     overhead_seconds  cost of a step regardless of its rows
 
     If a result has more leaves than its budget allows, its least probable nodes are dropped. With
@@ -44,7 +44,7 @@ def select(
     ranked = [_ranked(tree, budget) for tree, budget in zip(trees, budgets, strict=True)]
     if len(trees) == 1:
         ((order, probs),) = ranked
-        n = best_count(probs, cost, n_texts, n_rows, last_rows, extra_seconds, overhead_seconds)
+        n = best_count(probs, cost, n_texts, n_rows, last_rows, change_seconds, overhead_seconds)
         chosen = [order[:n]]
     else:
         merged = [
@@ -52,7 +52,7 @@ def select(
         ]
         merged.sort()  # among equals, a tree's nodes keep their order
         probs = [-negative for negative, _, _ in merged]
-        n = best_count(probs, cost, n_texts, n_rows, last_rows, extra_seconds, overhead_seconds)
+        n = best_count(probs, cost, n_texts, n_rows, last_rows, change_seconds, overhead_seconds)
         counts = [0] * len(trees)
         for _, t, _ in merged[:n]:
             counts[t] += 1
@@ -85,7 +85,7 @@ def best_count(
     n_texts: int = 1,
     n_rows: int = 1,
     last_rows: int = 0,
-    extra_seconds: tuple[float, float] = (0.0, 0.0),
+    change_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
 ) -> int:
     """How many nodes to decode, given their path probabilities in descending order.
@@ -96,12 +96,12 @@ def best_count(
     2
     """
     expected, best, best_rate = float(n_texts), 0, 0.0
-    same, other = extra_seconds
     for n in range(min(len(probs), len(cost) - 1 - n_rows) + 1):
         if n:
             expected += probs[n - 1]
         rows = n_rows + n
-        seconds = cost[rows] + overhead_seconds + (same if rows == last_rows else other)
+        change = change_seconds if n and rows != last_rows else 0.0
+        seconds = cost[rows] + overhead_seconds + change
         rate = expected / seconds
         if rate > best_rate:
             best_rate, best = rate, n

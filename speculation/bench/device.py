@@ -6,6 +6,7 @@ import platform
 from typing import Any
 
 from batching.gguf.reader import fingerprint
+from batching.llama.computed_by import computed_by
 from batching.llama.devices import devices
 from batching.llama.hardware import build_info, physical_cores
 from speculation.bench.report import counted
@@ -15,6 +16,7 @@ from speculation.engine import Engine
 def describe_device(engine: Engine) -> dict[str, Any]:
     """Machine and library, for the JSON."""
     return {
+        "computed_by": computed_by(engine.model),
         "devices": [f"{device.kind}: {device.description}" for device in devices()],
         "cores": physical_cores(),
         "threads": engine.context.n_threads,
@@ -42,13 +44,13 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 
 
 def describe_context(engine: Engine) -> str:
-    """Model, context and devices in two lines, for the terminal."""
+    """Model and context, and what computes, in two lines, for the terminal."""
     context = engine.context
     return (
         f"{engine.model.path.name}: {engine.model.description}, context {context.n_ctx}, "
         f"KV cache {context.params.kv_type}, flash attention {on_or_off(context.flash_attn)}, "
         f"{counted(context.n_threads, 'thread')}\n"
-        f"{', '.join(describe_device(engine)['devices'])}"
+        f"{computed_by(engine.model)}"
     )
 
 

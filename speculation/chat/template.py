@@ -29,7 +29,7 @@ ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)
 CHAT_ROLES = (*ROLES, "developer", "tool")  # developer is another name of system
 THINKING = ("enable_thinking", "thinking")  # template variables that turn reasoning on or off
-RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+RESERVED = ("messages", "tools", "bos_token", "eos_token")
 
 # For GGUFs without a template: such models were not tuned on one, so a plain transcript will do.
 TRANSCRIPT_TEMPLATE = (

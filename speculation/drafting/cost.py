@@ -120,6 +120,7 @@ class Cost:
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     repeats    whether the decode before it had as many
     overhead   average seconds of a step besides decoding and drafting
+    is_disturbed  whether other programs took processors from all of its measurements
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class Cost:
         level: float = 1.0,
         shape: Sequence[float] = (),
         weights: Sequence[float] = (),
+        is_disturbed: bool = False,
     ) -> None:
         self.near, self.far, self.level = near, far, level
+        self.is_disturbed = is_disturbed
         self.shape = list(shape) or [1.0] * len(near.sizes)
         self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
@@ -182,16 +185,14 @@ class Cost:
         self.repeats = n_steps > 1 or n_rows == self.last_rows
         self.last_rows = n_rows
 
-    def extra(self, curve: CostCurve) -> tuple[float, float]:
-        """Seconds beyond ``curve`` that the next batch costs if it has as many rows as the last,
-        and if it has not.
+    def change(self, curve: CostCurve, plain_rows: int) -> float:
+        """Seconds beyond ``curve`` that a step with drafts costs, unless it has as many rows as the
+        last one. A step without drafts has ``plain_rows``.
 
-        To leave a size that is recorded costs a record, too: on the way back. A record saves the
-        switch in each step after it; two such steps are counted on.
+        Whoever leaves plain steps pays for the way back, too; then it is free.
         """
-        if self.repeats:
-            return 0.0, curve.switch_seconds + curve.record_seconds
-        return max(0.0, curve.record_seconds - 2 * curve.switch_seconds), curve.switch_seconds
+        seconds = curve.switch_seconds + curve.record_seconds
+        return 2.0 * seconds if self.last_rows in (0, plain_rows) else seconds
 
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.

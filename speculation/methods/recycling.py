@@ -19,7 +19,7 @@ from itertools import accumulate
 from batching.errors import check_ranges
 from batching.tree import TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
-from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
+from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, by_probability, of_probability
 from speculation.drafting.resources import Resources
 
@@ -114,5 +114,4 @@ spec = MethodSpec(
     title="Token recycling",
     params=RecyclingParams,
     make=_make,
-    as_source=AsSource(lambda resources: RecyclingParams(nodes=48), gains=(0.0,)),
 )

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import llama_cpp as C
 import pytest
 
-from app import cli, models
+from app import cli, models, start
+from app.worker.messages import Loaded
 from speculation.registry import ModelEntry
 from tests.app.browser.chat import free_port
+from tests.support.fake_backend import MODEL, FakeBackend
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("command", "module", "before"),
     [
-        ("chat", "app.__main__", []),
-        ("serve", "app.__main__", ["--no-page"]),
+        ("chat", "app.start", []),
+        ("serve", "app.start", ["--no-page"]),
         ("bench", "speculation.bench.__main__", []),
         ("train", "speculation.train.__main__", []),
         ("models", "app.models", []),
@@ -115,6 +119,16 @@ def test_serve_ends_with_the_reason_if_its_model_cannot_be_loaded(tmp_path: Path
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: ") and reason in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_loaded_model_is_followed_by_what_computes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Loaded(replace(MODEL, computed_by="Computed by the CPU (AMD EPYC)."))
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "load", lambda spec: [loaded])
+    start._load(backend, MODEL.spec, [], threading.Event())
+    assert capsys.readouterr().err == "Computed by the CPU (AMD EPYC).\n"
 
 
 def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(

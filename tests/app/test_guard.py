@@ -198,6 +198,9 @@ def test_with_keys_every_address_but_health_needs_one() -> None:
         refused = client.post("/completion", headers=given)
         kind = refused.json()["error"]["type"]
         assert (refused.status_code, kind) == (401, "authentication_error")
+        refused = client.post("/v1/messages", headers=given)  # in Anthropic's form
+        told = refused.json()
+        assert (told["type"], told["error"]["type"]) == ("error", "authentication_error")
         page = client.get("/", headers=given)
         assert (page.status_code, page.headers["www-authenticate"][:5]) == (401, "Basic")
     assert client.get("/health").status_code == 200

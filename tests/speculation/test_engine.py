@@ -23,7 +23,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 METHODS = (
     "auto",
-    "auto:sources=draft+recycling+suffix",
+    "auto:sources=draft+suffix",
     "recycling:nodes=20",
     "draft:p_min=0.02",
     "draft:width=3,nodes=10,p_min=0.01,draft_max=4",

@@ -64,6 +64,8 @@ SCHEMAS: list[tuple[Any, Sequence[Any], Sequence[Any]]] = [
      [{"a": True}, {"b": None}], [{"a": None}, {}]),
     ({"allOf": [_object(a={"type": "boolean"}), _object(b={"type": "null"})]},
      [{"a": True, "b": None}], [{"a": True}]),
+    ({"allOf": [_object(a={"type": "integer"}), _object(a={"minimum": 5})]},
+     [{"a": 5}, {"a": 10**18}], [{"a": 4}, {"a": 10**19}]),
     ({"oneOf": [{"const": "x"}, {"type": "integer"}]}, ["x", 7], ["y"]),
     ({"type": "object", "properties": {"next": {"$ref": "#"}, "n": {"const": 1}},
       "required": ["n"]}, [{"n": 1}, {"next": {"next": {"n": 1}, "n": 1}, "n": 1}], [{"next": {}}]),

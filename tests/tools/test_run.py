@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batching.gpu_build import Choice
 from tools import install
 
 ROOT = Path(__file__).parents[2]
@@ -162,18 +165,143 @@ def missing(done: dict[str, object], wanted: dict[str, object]) -> list[str]:
     return [step for step, key in wanted.items() if done.get(step) != key]
 
 
+CPU = Choice()
+CUDA = Choice("an NVIDIA GPU (L4)", "CUDA", "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=89")
+NO_TOOLKIT = Choice("an NVIDIA GPU (L4)", "CUDA", needs="the CUDA toolkit")
+
+
+def steps(
+    done: dict[str, object],
+    extras: Sequence[str] = (),
+    model: bool = False,
+    cmake_args: str | None = None,
+    gpu: Choice = CPU,
+) -> dict[str, Any]:
+    return install.wanted_steps(done, extras, model, cmake_args, lambda: gpu)
+
+
 def test_only_what_changed_is_installed_again() -> None:
-    first = install.wanted_steps({}, [], True, None)
+    first = steps({}, model=True)
     assert list(first) == ["llama", "project", "model"]
-    assert missing(first, install.wanted_steps(first, [], False, None)) == []
-    with_dev = install.wanted_steps(first, ["dev"], False, None)
+    assert missing(first, steps(first)) == []
+    with_dev = steps(first, ["dev"])
     assert missing(first, with_dev) == ["project"]
     done = {**first, **with_dev}
-    assert missing(done, install.wanted_steps(done, [], True, None)) == []
-    # CMake's arguments are kept until they change.
-    cuda = install.wanted_steps({}, [], False, "-DGGML_CUDA=on")
+    assert missing(done, steps(done, model=True)) == []
+    # CMake's arguments are kept until they change, whatever the GPU.
+    cuda = steps({}, cmake_args="-DGGML_CUDA=on")
     for given, expected in ((None, []), ("-DGGML_VULKAN=on", ["llama"]), ("", ["llama"])):
-        assert missing(cuda, install.wanted_steps(cuda, [], False, given)) == expected
+        assert missing(cuda, steps(cuda, cmake_args=given, gpu=CUDA)) == expected
+
+
+def test_a_toolkit_that_came_later_is_used_unless_the_user_wants_the_cpu() -> None:
+    first = steps({}, gpu=NO_TOOLKIT)
+    assert "gpu" not in first["llama"]
+    compiled = steps(first, gpu=CUDA)
+    assert missing(first, compiled) == ["llama"]
+    assert compiled["llama"]["gpu"] == CUDA.flags
+    # Neither a driver that fails today nor another nvcc compiles again.
+    assert missing(compiled, steps(compiled, gpu=CPU)) == []
+    without = steps(compiled, cmake_args="", gpu=CUDA)
+    assert missing(compiled, without) == ["llama"]
+    assert missing(without, steps(without, gpu=CUDA)) == []
+
+
+WHEEL, GPU, CPU_BUILD = "wheel", "gpu", "cpu"  # what pip is asked for
+
+
+@pytest.mark.parametrize(
+    ("choice", "there", "asked", "gpu", "said"),
+    [
+        # there: what pip can install, and whether it has the GPU's backend and loads
+        (CPU, {CPU_BUILD: ""}, [CPU_BUILD], None, ""),
+        (CUDA, {WHEEL: "CUDA"}, [WHEEL], "wheel", ""),
+        (NO_TOOLKIT, {WHEEL: "CUDA"}, [WHEEL], "wheel", ""),
+        (
+            CUDA,
+            {GPU: "CUDA"},
+            [WHEEL, GPU],
+            CUDA.flags,
+            "compiling llama.cpp for an NVIDIA GPU (L4), with CUDA",
+        ),
+        (
+            CUDA,
+            {WHEEL: "", GPU: "CUDA"},
+            [WHEEL, "gpu from source"],
+            CUDA.flags,
+            "compiling llama.cpp for an NVIDIA GPU (L4), with CUDA",
+        ),
+        (
+            NO_TOOLKIT,
+            {WHEEL: "unloadable", CPU_BUILD: ""},
+            [WHEEL, "cpu from source"],
+            None,
+            "this machine has an NVIDIA GPU (L4); to use it, install the CUDA toolkit and run "
+            "this again. Going on with the CPU",
+        ),
+        (
+            CUDA,
+            {GPU: "unloadable", CPU_BUILD: ""},
+            [WHEEL, GPU, CPU_BUILD],
+            "",
+            "warning: going on with the CPU: the compiled library cannot be loaded. To try "
+            "again: CMAKE_ARGS='-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=89' sh tools/run chat",
+        ),
+        (
+            CUDA,
+            {CPU_BUILD: ""},
+            [WHEEL, GPU, CPU_BUILD],
+            "",
+            "warning: going on with the CPU: nvcc failed. To try again: CMAKE_ARGS='-DGGML_CUDA=on "
+            "-DCMAKE_CUDA_ARCHITECTURES=89' sh tools/run chat",
+        ),
+    ],
+)
+def test_a_wheel_for_the_gpu_comes_before_compiling_and_the_cpu_last(
+    choice: Choice,
+    there: dict[str, str],
+    asked: list[str],
+    gpu: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands: list[str] = []
+    installed = [""]
+
+    def pip(command: list[str], what: str, log: object, environment: dict[str, str]) -> None:
+        kind = GPU if "GGML_CUDA" in environment["CMAKE_ARGS"] else CPU_BUILD
+        if "--only-binary" in command:
+            kind = WHEEL
+        commands.append(kind + (" from source" if "--no-binary" in command else ""))
+        if kind not in there:
+            raise install.InstallFailed("nvcc failed")
+        installed[0] = there[kind]
+
+    monkeypatch.setattr(install, "pip", pip)
+    monkeypatch.setattr(install, "gpu_choice", lambda: choice)
+    monkeypatch.setattr(install, "has_backend", lambda name: installed[0] == name)
+    monkeypatch.setattr(install, "is_loadable", lambda: installed[0] != "unloadable")
+    wanted = steps({}, gpu=choice)["llama"]
+    found = install.install_llama(wanted, None, None, sys.stderr)
+    assert commands == asked
+    assert found.get("gpu") == gpu
+    last = capsys.readouterr().err.splitlines()[-1:]
+    assert last == ([f"tools/run: {said}"] if said else [])
+    # The next start finds nothing missing.
+    assert steps({"llama": found}, gpu=choice)["llama"] == found
+
+
+def test_the_users_flags_override_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(
+        install, "pip", lambda command, what, log, env: seen.append((command, env["CMAKE_ARGS"]))
+    )
+    monkeypatch.setattr(install, "gpu_choice", lambda: CUDA)
+    wanted = steps({}, cmake_args="-DGGML_HIP=on", gpu=CUDA)["llama"]
+    assert install.install_llama(wanted, None, None, sys.stderr) == wanted
+    ((command, flags),) = seen
+    assert "--no-binary" in command and flags.endswith(" -DGGML_HIP=on") and "CUDA" not in flags
 
 
 def test_the_users_cmake_flags_come_after_ours_and_the_version_from_pyproject(

@@ -341,7 +341,7 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
     ("more", "reason"),
     [
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role: Input should be"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role: Input should be"),
         ({"temperature": -300.0, "top_p": 3}, "top_p is 3.0; give 0.0 to 1.0"),
         ({"speculation": {"method": "magic"}}, "there is no method 'magic'"),
         (
@@ -394,7 +394,8 @@ def test_the_client_raises_what_the_endpoint_says(client: OpenAI, address: str) 
         client.chat.completions.create(model="tiny", messages=HELLO, top_p=7)
     with pytest.raises(APIStatusError, match="no model 'gpt' is loaded; this is tiny"):
         client.models.retrieve("gpt")
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    names = [model.id for model in client.models.list()]
+    assert names[0] == "tiny" and {"bundled", "phi-4"} <= set(names[1:])
 
 
 def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
@@ -423,7 +424,10 @@ def test_the_server_describes_itself(http: httpx.Client) -> None:
     assert props["chat_template"] == TEMPLATE
     method = next(one for one in props["methods"] if one["name"] == "suffix")
     assert {"name", "default", "description"} == set(method["parameters"][0])
-    rendered = http.post("/apply-template", json={"messages": HELLO}).json()["prompt"]
+    asked = {"messages": HELLO}
+    rendered = http.post("/apply-template", json=asked).json()["prompt"]
+    bare = http.post("/apply-template", json={**asked, "add_generation_prompt": False}).json()
+    assert rendered == bare["prompt"] + "<|assistant|>"
     assert rendered == "<s><|user|>a cat saw the dog<|end|><|assistant|>"
     lines = http.get("/metrics").text.splitlines()
     named = {line.split(" ")[0].split("{")[0] for line in lines if not line.startswith("#")}

@@ -55,7 +55,7 @@ class Sized(Recording):
     [
         (CHAT, lambda n: {"messages": counted(n, HELLO)}, 2**14, "messages: List .*at most 16384"),
         (CHAT, lambda n: {"stop": counted(n)}, 128, "stop: List .*at most 128 items"),
-        (CHAT, lambda n: {"stop": "x" * n}, 500, "stop.0: String .*at most 500 characters"),
+        (CHAT, lambda n: {"stop": "x" * n}, 500, r"stop\[0\]: String .*at most 500 characters"),
         (TEXT, lambda n: {"dry_sequence_breakers": counted(n)}, 16, "breakers: List .*at most 16"),
         (
             TEXT,

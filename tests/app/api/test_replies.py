@@ -13,13 +13,13 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.__main__ import common_memory, parse_flags
 from app.api import replies, service
 from app.api.errors import ApiError
 from app.api.facts import legacy_logprobs
 from app.api.replies import Gathered, Replies, Shown
 from app.api.service import Service
 from app.server import address, bind, endpoint, guard, serve
+from app.start import common_memory, parse_flags
 from app.worker.events import Events
 from app.worker.messages import (
     Chance,

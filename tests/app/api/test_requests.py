@@ -230,7 +230,7 @@ def test_a_body_is_read_whatever_its_header_says_and_a_wrong_one_gets_the_reason
         (b"", "the body: Field required", None),
         (b"[1]", "the body: ", None),
         (b'{"messages": [{"role": "judge", "content": "x"}]}', "role", "messages[0].role"),
-        (b'{"messages": [], "stop": [1]}', "messages", "stop[0]"),
+        (b'{"messages": [], "stop": [1]}', "messages", "messages"),
         (b'{"messages": [{"role": "user", "content": "x"}], "stop": [1]}', "stop", "stop[0]"),
         (b'{"messages": [{"role": "user", "content": "x"}], "n": "x"}', "n: ", "n"),
     ):

@@ -9,7 +9,8 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from app.api.errors import ApiError
-from app.api.responses import History, messages_of
+from app.api.history import History
+from app.api.responses import messages_of
 from app.worker.messages import Failed, Tokens
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
@@ -196,7 +197,7 @@ def test_items_become_messages_and_an_answers_items_one_message() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
             "input.0.content.0.type is not supported: 'input_file' is not text",
         ),
-        ({"input": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
+        ({"input": [{"role": "judge", "content": "x"}]}, r"messages\[0\].role"),
         ({"top_k": "many"}, "top_k"),
     ],
 )

@@ -23,10 +23,10 @@ from tests.support.fake_backend import FakeBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from app.__main__ import main, parse_flags
     from app.page import ui
     from app.page.fields import settings_fields
     from app.page.model_panel import ModelPanel
+    from app.start import main, parse_flags
 
 
 def made(build: Callable[[], None]) -> gr.Blocks:

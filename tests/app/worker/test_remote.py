@@ -68,6 +68,25 @@ def abort(name, *values, **more):
 loading.Engine.load = abort
 __main__.main()
 """
+# An engine that a model ends, as llama.cpp does after an error of CUDA.
+CUDA_ERROR = """
+from app.worker import __main__, loading
+from batching.llama import log
+from batching.llama.library import exported
+from tests.app.worker.test_remote import LOGGED
+def abort(*values, **more):
+    log.initialise()
+    for line in LOGGED:
+        log._log(4, line.encode(), None)
+    exported("ggml_abort")(b"/src/ggml-cuda/ggml-cuda.cu", 109, b"CUDA error")
+loading.Engine.load = abort
+__main__.main()
+"""
+LOGGED = (
+    "CUDA error: an illegal memory access was encountered\n",
+    "  current device: 0, in function ggml_backend_cuda_synchronize at /src/ggml-cuda.cu:3051\n",
+    "  cudaGetLastError()\n",
+)
 APP = """
 import sys, time
 from app.api.service import Service
@@ -86,7 +105,7 @@ time.sleep(60)
 """
 WEDGED = """
 import os, signal, sys
-from app import __main__
+from app import start
 from app.worker import remote
 
 def stopped(self):
@@ -97,7 +116,7 @@ def stopped(self):
 
 started, remote.RemoteBackend._started = remote.RemoteBackend._started, stopped
 remote.CLOSE_SECONDS = {seconds}
-__main__.main(["--no-browser"])
+start.main(["--no-browser"])
 """
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 
@@ -143,7 +162,7 @@ def test_a_dead_engine_is_reported_and_another_is_started(
     kill(backend)
     failed = list(running)[-1]
     why = f"The engine's process ended: SIGKILL. {model} is loaded again now."
-    assert failed == Failed(why, why)
+    assert failed == Failed(why, why, "no model")
     wait_for(backend, lambda status: status.model is not None and not status.is_down)
     after = list(backend.reply(request(max_tokens=12)))
     assert isinstance(after[-1], Done)
@@ -274,6 +293,77 @@ def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
     assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
     assert not wait_for(backend, lambda status: status.error is None).is_down
     assert backend._n_deaths == 0
+
+
+def test_an_abort_names_the_error_that_only_the_log_has_and_keeps_the_log(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", CUDA_ERROR])
+    monkeypatch.setattr(remote, "PAUSES", (3600,))
+    monkeypatch.setattr(remote, "KEPT_BYTES", 600)
+    monkeypatch.setenv("SPECULATION_CACHE", str(tmp_path / "cache"))
+    backend, file = RemoteBackend(), tmp_path / "cache" / "engine.log"
+    for _ in range(2):
+        failed = list(backend.load(spec(model)))[-1]
+        assert isinstance(failed, Failed)
+        assert failed.message == (
+            "The engine's process ended: SIGABRT (CUDA error: an illegal memory access was "
+            f"encountered). Its last lines are in {file}. {model} is loaded again in 3600 s."
+        )
+    text = file.read_text()
+    assert "".join([*LOGGED, "/src/ggml-cuda/ggml-cuda.cu:109: CUDA error\n"]) in text
+    assert len(text) == 600
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert backend.close()
+
+
+CUDA = """\
+CUDA error: {}
+  current device: 0, in function {} at /src/ggml/src/ggml-cuda/{}
+  {}
+/src/ggml/src/ggml-cuda/ggml-cuda.cu:109: CUDA error
+"""
+VULKAN = """\
+ggml_vulkan: getFenceStatus at /src/ggml/src/ggml-vulkan/ggml-vulkan.cpp:360
+terminate called after throwing an instance of 'vk::DeviceLostError'
+  what():  vk::Device::getFenceStatus: ErrorDeviceLost
+"""
+VULKAN_OP = """\
+ggml_vulkan: Error: Missing op: SOLVE_TRI for f32 and f32 to f32
+/src/ggml/src/ggml-vulkan/ggml-vulkan.cpp:12110: fatal error
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (
+            CUDA.format(
+                "operation not permitted when stream is capturing",
+                "argsort_f32_i32_cuda_cub",
+                "argsort.cu:102",
+                "DeviceSegmentedSort::SortPairs(d_temp_storage, temp_storage_bytes)",
+            ),
+            "CUDA error: operation not permitted when stream is capturing",
+        ),
+        (
+            CUDA.format("out of memory", "alloc", "ggml-cuda.cu:502", "cudaGetLastError()"),
+            "CUDA error: out of memory",
+        ),
+        (VULKAN, "what():  vk::Device::getFenceStatus: ErrorDeviceLost"),
+        (VULKAN_OP, "ggml_vulkan: Error: Missing op: SOLVE_TRI for f32 and f32 to f32"),
+        (
+            "set_rows: error: an older one\n"
+            "/src/ggml/src/ggml-cpu/ops.cpp:5012: GGML_ASSERT(i01 >= 0 && i01 < ne01) failed\n",
+            "ops.cpp:5012: GGML_ASSERT(i01 >= 0 && i01 < ne01) failed",
+        ),
+        ("/src/ggml/src/ggml-backend.cpp:900: fatal error\n", "ggml-backend.cpp:900: fatal error"),
+        ("ValueError: no\nbye\n", "ValueError: no"),
+        ("all is well\n", ""),
+    ],
+)
+def test_the_line_that_names_the_error_is_found(printed: str, said: str) -> None:
+    assert remote._reason(-6, printed.splitlines()) == (f"SIGABRT ({said})" if said else "SIGABRT")
 
 
 @pytest.mark.parametrize("n_before", [0, 1])

@@ -15,8 +15,8 @@ from tests.support.fake_backend import FakeBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from app.__main__ import parse_flags
     from app.page import model_panel
+    from app.start import parse_flags
 
 
 def test_errors_call_a_setting_by_its_fields_label() -> None:

@@ -39,21 +39,20 @@ def test_auto_drafts_a_repetition_and_records_its_source() -> None:
     assert set(tree.sources.values()) == {"suffix"}
 
 
-def test_every_batch_size_counts_as_a_change_after_a_prompt(
+def test_drafts_pay_for_leaving_plain_steps_and_the_way_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_clock(monkeypatch, Clock())
     drafter = OneToken(7, 0.3)
-    auto = auto_of(drafter, row=0.01, switch=0.5)
+    auto = auto_of(drafter, row=0.01, switch=0.1)
     n_rows = []
-    for _ in range(2):
-        run(auto.begin([1]))
-        for prob in (0.3, 0.3, 0.0, 0.3):
-            drafter.prob = prob
-            n_rows.append(len(draft(auto, [1])))
-            auto.cost.follow(n_rows[-1] if len(n_rows) % 4 != 1 else 40, 0, 1.0)  # with a prompt
-    # A draft is worth 0.3 of a step, and a change from a single row costs half a step.
-    assert n_rows == [2, 2, 1, 1] * 2
+    run(auto.begin([1]))
+    for prob in (0.15, 0.3, 0.15, 0.0, 0.15):
+        drafter.prob = prob
+        n_rows.append(len(draft(auto, [1])))
+        auto.cost.follow(n_rows[-1], 0, 1.0)
+    # To leave and come back costs 0.2 of a step; in between, a draft costs its row.
+    assert n_rows == [1, 2, 2, 1, 1]
 
 
 def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
@@ -322,8 +321,8 @@ def test_a_chain_budget_keeps_the_likeliest_path_or_the_first_of_sampled_drafts(
 def test_a_change_of_batch_size_must_pay_and_a_fixed_overhead_makes_drafts_worthwhile() -> None:
     tree, unlikely, cost = tree_of(a=0.6), tree_of(a=0.4), [0.0, 1.0, 1.5]
     assert select(tree, DraftBudget(), cost) == [1]
-    assert select(tree, DraftBudget(), cost, last_rows=1, extra_seconds=(0.0, 0.2)) == []
-    assert select(tree, DraftBudget(), cost, last_rows=2, extra_seconds=(0.0, 0.2)) == [1]
+    assert select(tree, DraftBudget(), cost, last_rows=1, change_seconds=0.2) == []
+    assert select(tree, DraftBudget(), cost, last_rows=2, change_seconds=0.2) == [1]
     assert select(unlikely, DraftBudget(), cost) == []
     assert select(unlikely, DraftBudget(), cost, overhead_seconds=1.0) == [1]
 

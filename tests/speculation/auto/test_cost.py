@@ -73,14 +73,13 @@ def test_with_several_texts_batches_after_another_size_count_less_the_switch() -
     assert [cost.curve(100).at(n) for n in (8, 16)] == pytest.approx([3.0, 3.0], rel=0.01)
 
 
-def test_a_recorded_size_is_left_only_for_more_than_recording_it_again_costs() -> None:
+def test_leaving_plain_steps_pays_for_the_way_back() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.5, record_seconds=4.0))
-    curve, extra = cost.curve(0), []
-    for n_rows in (8, 8, 1, 8, 1, 1):
+    curve, changes = cost.curve(0), [cost.change(cost.curve(0), 1)]  # a text begins
+    for n_rows in (1, 8, 4, 1):
         cost.decoded(n_rows)
-        extra.append(cost.extra(curve))
-    # Two steps at the new size would save two switches of a record's four seconds.
-    assert extra == [(3.0, 0.5), (0.0, 4.5), (3.0, 0.5), (3.0, 0.5), (3.0, 0.5), (0.0, 4.5)]
+        changes.append(cost.change(curve, 1))
+    assert changes == [9.0, 9.0, 4.5, 4.5, 9.0]
 
 
 def test_what_a_change_of_size_costs_is_not_learnt_as_the_sizes_own() -> None:
@@ -341,18 +340,20 @@ def use_clock(monkeypatch: pytest.MonkeyPatch, context: Clocked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "ratio", "seconds"),
-    [(0.0, 8, 3.3), (1.0, 8, 6.6), (99.0, 48, 9.9)],
+    ("busy", "seconds"),
+    [(0.0, 3.3), (1.0, 6.6), (99.0, 9.9)],
     ids=["quiet", "at-first", "always"],
 )
-def test_a_disturbed_measurement_is_repeated_up_to_three_times(
-    monkeypatch: pytest.MonkeyPatch, busy: float, ratio: float, seconds: float
+def test_a_disturbed_measurement_is_repeated_up_to_three_times_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, busy: float, seconds: float
 ) -> None:
     context: Any = Clocked(busy=busy)
     use_clock(monkeypatch, context)
-    curve = measure(context, budget_seconds=3.0).near
-    assert curve.at(8) / curve.at(1) == pytest.approx(ratio)
+    cost = measure(context, budget_seconds=3.0)
+    assert cost.near.at(8) / cost.near.at(1) == pytest.approx(8)  # disturbed, it seems 48
     assert context.now == pytest.approx(seconds, rel=0.3)
+    learnt.save(tmp_path / "learnt.json", {}, cost, "", {})
+    assert ("cost" in learnt.load(tmp_path / "learnt.json")) == (busy < 99.0)
 
 
 @pytest.mark.parametrize(

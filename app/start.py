@@ -1,0 +1,371 @@
+"""The commands chat and serve: parse the flags, load the model, serve the page and the endpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+
+from app.api.service import SAMPLING, Service
+from app.api.switching import Models
+from app.cli import FAILED, VERSION
+from app.guard import is_loopback, name_of
+from app.page.chats import Chats
+from app.page.owners import Owners
+from app.page.routes import add_routes
+from app.server import PORTS, address, bind, endpoint, guard, serve
+from app.store import StoreError
+from app.worker.backend import Backend
+from app.worker.messages import Failed, Loaded, ModelSpec
+from app.worker.remote import RemoteBackend
+from batching.errors import SpeculationError
+from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
+from batching.llama.context_params import MAX_SEQUENCES
+from speculation.methods import METHODS, load_method_file, parse_method
+from speculation.registry import PAIRED, default_model
+from speculation.sampling import SamplingParams
+from speculation.settings import DEFAULT_METHOD
+from speculation.system.console import replace_unencodable
+
+
+def parse_flags(
+    arguments: Sequence[str] | None = None, prog: str = "python -m app"
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Serve a local model: a chat in the browser that shows speculative decoding at "
+        "work, and an endpoint for other programs, with OpenAI's and llama-server's routes.",
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=VERSION)
+    add("--model", default=default_model(), help="name in models.txt, path or hf:… (%(default)s)")
+    add(
+        "--draft-model",
+        nargs="?",
+        const=PAIRED,
+        help="a smaller model of the same family, for the methods draft and auto: a name or path; "
+        "without a value, the one that models.txt pairs with the model",
+    )
+    add(
+        "--heads",
+        nargs="*",
+        metavar="HEADS",
+        help="drafting heads trained on the model, one name or path per method (docs/heads.md); "
+        "without a value, those that models.txt pairs with the model",
+    )
+    add(
+        "--no-mtp",
+        action="store_true",
+        help="do not load the model's multi-token prediction layers",
+    )
+    add(
+        "--method",
+        help=f"{', '.join(METHODS)}, or FILE.py:SPEC for one of your own (examples/README.md); "
+        f"optionally with :parameter=value,… "
+        f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
+    )
+    add(
+        "--parallel",
+        type=int,
+        help="texts to write at a time; they share the context (default: 4)",
+    )
+    add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
+    add("--gpu-layers", type=int, help="layers on the GPU, if there is one (default: all that fit)")
+    add(
+        "--device",
+        metavar="NAME,…",
+        help="devices for these layers, as `speculation devices` lists them, or none (default: all "
+        "GPUs)",
+    )
+    add("--draft-device", metavar="NAME,…", help="those of the draft model (default: the same)")
+    add(
+        "--rpc",
+        metavar="HOST:PORT,…",
+        default="",
+        help="RPC workers that compute layers of the model on other machines (docs/machines.md)",
+    )
+    add(
+        "--threads",
+        type=int,
+        help="threads (default: one per physical core, one less for models below 64 MB)",
+    )
+    add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
+    add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (%(default)s). The page opens as localhost and under this "
+        "name; if other machines can reach it, also under any IP address, and with 0.0.0.0 under "
+        "the machine's name",
+    )
+    add(
+        "--allow-host",
+        action="append",
+        metavar="NAME",
+        help="another host name of this server, such as a proxy's, or an origin whose pages may "
+        "use it, such as https://app.example or 'chrome-extension://*'; may be repeated",
+    )
+    add("--port", type=int, help="port to listen on (default: the first free one from 7860)")
+    add("--no-browser", action="store_true", help="do not open the browser")
+    add("--no-page", action="store_true", help="serve only the endpoint, without the chat")
+    add(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="a key that requests must have, as a bearer token or, for the page, as a password; "
+        "may be repeated",
+    )
+    add("--alias", default="", help="the model's name in the endpoint's answers")
+    add(
+        "--sampling",
+        type=_sampling,
+        metavar="NAME=VALUE,…",
+        default=dict(SAMPLING),
+        help="sampling of requests to the endpoint that say nothing of it (default: llama-server's "
+        "temperature=0.8,top_k=40,top_p=0.95,min_p=0.05)",
+    )
+    add(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja chat template to use instead of the model's",
+    )
+    add("--max-tokens", type=int, help="most tokens in a reply of the endpoint")
+    add("--timeout", type=float, default=3600.0, help="most seconds for a call (%(default)g)")
+    add(
+        "--memory",
+        metavar="FILE",
+        help="keep what the model reads and writes in FILE, so that the methods suffix and auto "
+        "can draft from it after a restart (default: in memory only)",
+    )
+    add(
+        "--keep-texts",
+        type=int,
+        metavar="MB",
+        default=0,
+        help="keep up to so many MB of idle conversations on disk, in the user's cache folder, so "
+        "that their next turn is quick after a restart, too (default: in main memory only)",
+    )
+    add(
+        "--embedding-model",
+        metavar="MODEL",
+        help="a model for /v1/embeddings, loaded beside the other: a name or path (default: the "
+        "mean of the model's own states)",
+    )
+    add(
+        "--switch-models",
+        action="store_true",
+        help="load the model that a request names, if it is on this machine, once no other request "
+        "uses the present one",
+    )
+    add(
+        "--unload-after",
+        type=float,
+        metavar="SECONDS",
+        help="free the model's memory when no request has come for so long; the next one loads it "
+        "again (only without the page)",
+    )
+    add("--chats", metavar="FILE", help="keep chats in FILE (default: in the user's data folder)")
+    add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
+    flags = parser.parse_args(arguments)
+    if flags.port is not None and not 1 <= flags.port <= 65535:
+        parser.error(f"--port is {flags.port}; give 1 to 65535")
+    flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
+    if flags.gpu_layers is not None and flags.gpu_layers < 0:
+        parser.error(f"--gpu-layers is {flags.gpu_layers}; give 0 or more")
+    if flags.max_tokens is not None and flags.max_tokens < 1:
+        parser.error(f"--max-tokens is {flags.max_tokens}; give at least 1")
+    if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SEQUENCES:
+        parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SEQUENCES}")
+    if flags.keep_texts < 0:
+        parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
+    if flags.api_key and not all(flags.api_key):
+        parser.error("--api-key is empty; give a key, or leave it out")
+    for name in flags.allow_host or ():
+        if not name_of(name):
+            parser.error(
+                f"--allow-host is {name!r}; give a host name, or an origin such as "
+                "https://app.example"
+            )
+    if flags.unload_after is not None and not (flags.no_page and flags.unload_after > 0):
+        parser.error(
+            f"--unload-after is {flags.unload_after:g}; give seconds above 0, and only to serve "
+            "without the page, which would lose its model"
+        )
+    if flags.timeout <= 0:
+        parser.error(f"--timeout is {flags.timeout:g}; give a number of seconds above 0")
+    flags.method_file = flags.method or ""
+    try:
+        flags.method = flags.method and load_method_file(flags.method)
+        parse_method(flags.method or DEFAULT_METHOD)
+        ContextParams(
+            n_ctx=flags.ctx,
+            n_threads=flags.threads,
+            kv_type=flags.kv_type,
+            flash_attn=flags.flash_attn,
+        )
+    except SpeculationError as error:
+        parser.error(str(error))
+    return flags
+
+
+def _sampling(text: str) -> dict[str, float]:
+    """``temperature=0.8,seed=42`` as fields of ``SamplingParams``."""
+    found: dict[str, float] = {"temperature": SAMPLING["temperature"]}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            found[name] = float(value) if "." in value else int(value)
+            SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, SpeculationError) else "give NAME=NUMBER,…"
+            raise argparse.ArgumentTypeError(f"{part!r}: {reason}") from None
+    return found
+
+
+def common_memory(flags: argparse.Namespace) -> str | None:
+    """The memory of requests without one of several keys: none if there may be several people
+    behind them."""
+    is_one = len(flags.api_key) == 1 if flags.api_key else is_loopback(flags.host)
+    return "" if is_one else None
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> int:
+    """Serve until Ctrl-C; return the exit code."""
+    replace_unencodable()
+    flags = parse_flags(arguments, prog)
+    _check_host(flags.host)
+    spec = ModelSpec(
+        model=flags.model,
+        n_ctx=flags.ctx,
+        n_gpu_layers=flags.gpu_layers,
+        device=flags.device,
+        draft_device=flags.draft_device,
+        rpc=flags.rpc,
+        n_threads=flags.threads,
+        kv_type=flags.kv_type,
+        flash_attn=flags.flash_attn,
+        draft_model=flags.draft_model,
+        heads=tuple(flags.heads),
+        mtp=not flags.no_mtp,
+        parallel=flags.parallel,
+        chat_template=flags.chat_template,
+        keep_texts=flags.keep_texts,
+        embedding_model=flags.embedding_model,
+    )
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    backend = RemoteBackend(
+        trace_batches=flags.trace_batches,
+        memory=flags.memory,
+        common_memory=common_memory(flags),
+        method_file=flags.method_file,
+    )
+    failures: list[Failed] = []
+    is_ending = threading.Event()
+    loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
+    loading.start()
+    chats: Chats | None = None
+    try:
+        url, chats = _listen(backend, spec, flags)
+        if flags.no_page:  # the page opens at once, and shows the load or why it failed
+            while loading.is_alive():
+                loading.join(0.1)
+            if failures:
+                return FAILED
+        what = (
+            f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
+        )
+        print(f"{what} (press Ctrl-C to stop)", flush=True)
+        if not flags.no_page and not flags.no_browser:
+            webbrowser.open(url)
+        with suppress(KeyboardInterrupt):
+            while True:  # Ctrl-C does not interrupt waiting for an event on Windows or with musl
+                time.sleep(3600)
+        return 0
+    finally:
+        is_ending.set()
+        # The server ends with the process and does not wait for open pages. From here on Ctrl-C
+        # ends the process whatever its threads do.
+        if is_main_thread:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if chats is not None:
+            chats.close()
+        if not backend.close():
+            print("The engine does not respond; exiting anyway", file=sys.stderr, flush=True)
+            os._exit(1)  # else Python waits for the threads that wait for the engine
+
+
+def _listen(
+    backend: Backend, spec: ModelSpec, flags: argparse.Namespace
+) -> tuple[str, Chats | None]:
+    """Start the server; return its address, and the page's chats if it has the page."""
+    try:
+        listening = bind(flags.host, flags.port)
+    except OSError:
+        where = f"{flags.host}, port {flags.port or f'{PORTS[0]} to {PORTS[-1]}'}"
+        sys.exit(f"{where}: in use, or not an address of this machine; change --port or --host")
+    service = Service(
+        backend,
+        flags.alias,
+        flags.sampling,
+        flags.method or DEFAULT_METHOD,
+        flags.max_tokens,
+        flags.timeout,
+        Models(
+            backend,
+            spec,
+            alias=flags.alias,
+            switches=flags.switch_models,
+            idle_seconds=flags.unload_after,
+        ),
+    )
+    app, url, chats = endpoint(service), address(flags.host, listening), None
+    if not flags.no_page:
+        try:
+            chats = Chats(backend, flags.chats)
+        except StoreError as error:
+            sys.exit(f"error: {error}")
+        add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
+        from app.page.ui import build, mount  # Gradio takes seconds to import
+
+        mount(app, build(backend, spec, flags.method))
+    guarded = guard(
+        app,
+        flags.host,
+        flags.allow_host or (),
+        flags.api_key or (),
+        page=not flags.no_page,
+    )
+    serve(guarded, listening)
+    return url, chats
+
+
+def _check_host(host: str) -> None:
+    """Exit if no port of this address can be served."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+    except OSError as error:
+        sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
+
+
+def _load(
+    backend: Backend, spec: ModelSpec, failures: list[Failed], is_ending: threading.Event
+) -> None:
+    """Load the model; print what computes it, or why it failed, which is added to ``failures``."""
+    for event in backend.load(spec):
+        if isinstance(event, Loaded):  # to stderr: the first line of stdout is the address
+            print(event.model.computed_by, file=sys.stderr, flush=True)
+        if isinstance(event, Failed) and not is_ending.is_set():
+            failures.append(event)
+            print(f"error: {event.flags_message or event.message}", file=sys.stderr, flush=True)

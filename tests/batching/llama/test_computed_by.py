@@ -1,0 +1,104 @@
+"""The sentence that says which device computes, and why not the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from batching.gpu_build import Choice, Machine
+from batching.llama import computed_by as module
+from batching.llama.computed_by import computed_by, missing
+from batching.llama.devices import Device, Placement
+from batching.llama.model import Model
+
+CPU = Device("cpu", "CPU", "AMD EPYC", 0)
+H100 = Device("gpu", "CUDA0", "NVIDIA H100", 0)
+FLAGS = "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90"
+TOOLKIT = "the CUDA toolkit (Debian: nvidia-cuda-toolkit)"
+
+
+@pytest.mark.parametrize(
+    ("placement", "model_devices", "found", "sentence"),
+    [
+        (Placement(), [], [], "Computed by the CPU (AMD EPYC)."),
+        (Placement(), [H100], [H100], "Computed by CUDA0 (NVIDIA H100)."),
+        (
+            Placement(2),
+            [H100],
+            [H100],
+            "Computed by CUDA0 (NVIDIA H100), 1 of 2 layers, and the CPU (AMD EPYC).",
+        ),
+        (
+            Placement(0),
+            [H100],
+            [H100],
+            "Computed by the CPU (AMD EPYC): the settings leave out CUDA0 (NVIDIA H100).",
+        ),
+        (
+            Placement(None, ()),
+            [],
+            [H100],
+            "Computed by the CPU (AMD EPYC): the settings leave out CUDA0 (NVIDIA H100).",
+        ),
+        (
+            Placement(),
+            [],
+            [H100],
+            "Computed by the CPU (AMD EPYC): no layer fits into the free memory of CUDA0 (NVIDIA "
+            "H100).",
+        ),
+    ],
+)
+def test_the_sentence_names_the_devices_and_the_reason(
+    placement: Placement,
+    model_devices: Sequence[Device],
+    found: Sequence[Device],
+    sentence: str,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "devices", lambda: [CPU, *found])
+    monkeypatch.setattr(module, "gpus", lambda: found)
+    monkeypatch.setattr(module, "look", Machine)
+    with Model(tiny_model, placement=Placement(placement.n_gpu_layers)) as model:
+        model.placement, model.devices = placement, list(model_devices)
+        assert computed_by(model) == sentence
+        if not found:
+            monkeypatch.setattr(module, "look", lambda: Machine("NVIDIA H100", ("90",)))
+            assert computed_by(model) == (
+                "Computed by the CPU (AMD EPYC): this machine has an NVIDIA GPU (NVIDIA H100), but "
+                f"llama.cpp was compiled without CUDA; install {TOOLKIT}, then run `sh tools/run "
+                "chat`."
+            )
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_built", "why"),
+    [
+        (Choice(), False, ""),
+        (
+            Choice("a GPU (Radeon)", "Vulkan", needs="glslc (Debian's names)"),
+            False,
+            "this machine has a GPU (Radeon), but llama.cpp was compiled without Vulkan; install "
+            "glslc (Debian's names), then run `sh tools/run chat`",
+        ),
+        (
+            Choice("an NVIDIA GPU (L4)", "CUDA", FLAGS),
+            False,
+            "this machine has an NVIDIA GPU (L4), but llama.cpp was compiled without CUDA; "
+            f'`CMAKE_ARGS="{FLAGS}" sh tools/run chat` compiles it',
+        ),
+        (
+            Choice("an NVIDIA GPU (L4)", "CUDA", needs=TOOLKIT),
+            True,
+            "this machine has an NVIDIA GPU (L4), but llama.cpp finds no device for CUDA; see "
+            "whether `nvidia-smi` does",
+        ),
+    ],
+)
+def test_a_gpu_that_llama_cpp_does_not_list_is_explained(
+    choice: Choice, is_built: bool, why: str
+) -> None:
+    assert missing(choice, is_built) == why

@@ -1,0 +1,165 @@
+"""Which GPU a machine has, as its programs and files tell, and how llama.cpp is compiled for it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from batching.gpu_build import Choice, Machine, choose, look
+
+H100 = "an NVIDIA GPU (NVIDIA H100)"
+TOOLKIT = "the CUDA toolkit (Debian: nvidia-cuda-toolkit)"
+NVCC = "/usr/local/cuda/bin/nvcc"
+
+CUDA = f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={NVCC} "
+
+
+@pytest.mark.parametrize(
+    ("machine", "choice"),
+    [
+        (Machine(), Choice()),
+        (Machine(nvcc=NVCC, vulkan_needs=("glslc",)), Choice()),
+        (
+            Machine("NVIDIA H100", ("90",), NVCC, ("80", "90")),
+            Choice(H100, "CUDA", CUDA + "-DCMAKE_CUDA_ARCHITECTURES=90"),
+        ),
+        (
+            Machine("NVIDIA H100", ("86", "90"), NVCC),
+            Choice(H100, "CUDA", CUDA + "'-DCMAKE_CUDA_ARCHITECTURES=86;90'"),
+        ),
+        (
+            Machine("NVIDIA H100", (), NVCC),
+            Choice(H100, "CUDA", CUDA + "-DCMAKE_CUDA_ARCHITECTURES=native"),
+        ),
+        (Machine("NVIDIA H100", ("90",)), Choice(H100, "CUDA", needs=TOOLKIT)),
+        (
+            Machine("NVIDIA H100", ("90",), NVCC, ("70", "80")),
+            Choice(
+                H100,
+                "CUDA",
+                needs=f"a newer CUDA toolkit: {NVCC} cannot compile for this GPU",
+            ),
+        ),
+        # Vulkan where only that is there.
+        (Machine(vulkan="Radeon"), Choice("a GPU (Radeon)", "Vulkan", "-DGGML_VULKAN=on")),
+        (
+            Machine("NVIDIA H100", ("90",), vulkan="NVIDIA H100"),
+            Choice(H100, "Vulkan", "-DGGML_VULKAN=on"),
+        ),
+        (
+            Machine(vulkan="Radeon", vulkan_needs=("glslc", "spirv-headers")),
+            Choice("a GPU (Radeon)", "Vulkan", needs="glslc spirv-headers (Debian's names)"),
+        ),
+        (
+            Machine("NVIDIA H100", ("90",), vulkan="NVIDIA H100", vulkan_needs=("glslc",)),
+            Choice(H100, "CUDA", needs=TOOLKIT),
+        ),
+    ],
+)
+def test_llama_cpp_is_compiled_for_the_gpu_or_what_is_missing_is_named(
+    machine: Machine, choice: Choice
+) -> None:
+    assert choose(machine) == choice
+
+
+class Disk:
+    """A folder for the files of a machine, with its programs in usr/bin, which is all of PATH."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.sh = root, shutil.which("sh")
+        (root / "usr/bin").mkdir(parents=True)
+        monkeypatch.setenv("PATH", str(root / "usr/bin"))
+        for name in ("CUDA_PATH", "CUDA_HOME", "VULKAN_SDK"):
+            monkeypatch.delenv(name, raising=False)
+
+    def add(self, name: str, text: str = "") -> str:
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return str(file)
+
+    def program(self, name: str, *lines: str, code: int = 0) -> str:
+        prints = "\n".join(f"echo '{line}'" for line in lines)
+        file = self.add(name, f"#!{self.sh}\n{prints}\nexit {code}\n")
+        Path(file).chmod(0o755)
+        return file
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(sys, "platform", "linux")
+    return Disk(tmp_path, monkeypatch)
+
+
+linux = pytest.mark.skipif(sys.platform == "win32", reason="the programs are sh scripts")
+
+
+@linux
+def test_an_nvidia_gpu_and_the_cuda_compiler_are_found(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look(disk.root) == Machine()
+    # The driver without its programs, as in some containers.
+    disk.add("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA L4\nIRQ: 1\n")
+    assert look(disk.root) == Machine("NVIDIA L4")
+    disk.program("usr/bin/nvidia-smi", "NVIDIA L4, 8.9", "RTX 3090, 8.6", "NVIDIA B200, 10.0")
+    found = Machine("NVIDIA L4", ("86", "89", "100"))
+    assert look(disk.root) == found
+    targets = ("compute_80", "compute_89")
+    expected = disk.program("usr/local/cuda/bin/nvcc", *targets)
+    assert look(disk.root) == Machine(*found_of(found), expected, ("80", "89"))
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(name, str(disk.root / name))
+        expected = disk.program(f"{name}/bin/nvcc", "nvcc fatal: unknown option", code=1)
+        assert look(disk.root) == Machine(*found_of(found), expected)
+    expected = disk.program("usr/bin/nvcc")
+    assert look(disk.root).nvcc == expected
+    # A driver that does not work, or does not know the question.
+    disk.program("usr/bin/nvidia-smi", "NVIDIA-SMI has failed", code=9)
+    assert look(disk.root) == Machine("NVIDIA L4", (), expected)
+
+
+def found_of(machine: Machine) -> tuple[str, tuple[str, ...]]:
+    return machine.nvidia, machine.architectures
+
+
+SUMMARY = """\
+GPU0:
+	deviceType         = PHYSICAL_DEVICE_TYPE_CPU
+	deviceName         = llvmpipe (LLVM 19.1.7, 256 bits)
+"""
+RADEON = """\
+GPU1:
+	deviceType         = PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU
+	deviceName         = AMD Radeon 780M (RADV PHOENIX)
+"""
+
+
+@linux
+def test_a_gpu_for_vulkan_is_found_and_what_is_missing_to_compile(disk: Disk) -> None:
+    disk.add("usr/lib/x86_64-linux-gnu/libvulkan.so.1")
+    assert look(disk.root) == Machine()
+    disk.add("dev/dri/renderD128")
+    everything = ("glslc", "libvulkan-dev 1.4", "spirv-headers")
+    assert look(disk.root) == Machine(vulkan="unknown model", vulkan_needs=everything)
+    disk.program("usr/bin/vulkaninfo", *SUMMARY.splitlines())
+    assert look(disk.root) == Machine()
+    disk.program("usr/bin/vulkaninfo", *(SUMMARY + RADEON).splitlines())
+    assert look(disk.root) == Machine(
+        vulkan="AMD Radeon 780M (RADV PHOENIX)", vulkan_needs=everything
+    )
+    disk.add("usr/include/vulkan/vulkan_core.h", "#define VK_API_VERSION_1_3")
+    disk.program("usr/bin/glslc")
+    assert look(disk.root).vulkan_needs == everything[1:]
+    disk.add("usr/include/vulkan/vulkan_core.h", "#define VK_API_VERSION_1_4")
+    disk.add("usr/share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake")
+    assert look(disk.root).vulkan_needs == ()
+
+
+def test_other_systems_are_not_asked(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.program("usr/bin/nvidia-smi", "NVIDIA L4, 8.9")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert look(disk.root) == Machine()
