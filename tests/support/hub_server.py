@@ -148,7 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _model(self, repo: str) -> None:
         if self._refused(repo):
             return
-        files = [{"rfilename": path} for path in self.owner.repos[repo]]
+        content = self.owner.repos[repo]
+        files = [{"rfilename": path, "size": len(data)} for path, data in content.items()]
         self._send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": files}).encode())
 
     def _store(self, sha256: str) -> None:

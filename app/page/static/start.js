@@ -147,6 +147,7 @@ listeners.status = (status) => {
   server.status = status;
   showHeader();
   if (!turns.length) showStart();
+  refreshModels();
 };
 listeners.reset = tried(async () => {
   await readServer();
@@ -166,11 +167,8 @@ function startHeader() {
   $("#show-chats").onclick = () => toggle($("#left"));
   $("#show-settings").onclick = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
   $("#close-drawer").onclick = closeDrawer;
-  $("#model").onclick = () => openDrawer("settings", "model");
-  $("#method").onchange = ({ target }) => {
-    changeSettings({ method: target.value, parameters: {} });
-    showFields();
-  };
+  $("#model").onclick = openModels;
+  $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const id of ["left", "right"]) {
     for (const one of $$(`[aria-controls=${id}]`)) one.ariaExpanded = String(isOpen($(`#${id}`)));
   }
