@@ -1,32 +1,34 @@
-// The models: what is on this machine, what models.txt names, and any GGUF of the Hub. See docs/page_routes.md.
+// The models: those on this machine, those that models.txt names, and any GGUF of the Hub.
 
-let found = null; // as GET page/models says, while the dialog is open
-let hub = null; // as GET page/models/hub says
+let modelList = null; // as GET page/models says, while the dialog is open
+let hubList = null; // as GET page/models/hub says
 let openedModel = ""; // whose details are shown
-let asked = { n_ctx: 0, kv_type: "f16" }; // what the models are to be loaded with
-const chosen = {}; // of each model: { draft_model, heads }
+let loadWith = { n_ctx: 0, kv_type: "f16" }; // what the models are to be loaded with
+const ownSpecs = {}; // of each model: { draft_model, heads }
 
 const inSize = (bytes) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
-const askedQuery = () => `n_ctx=${asked.n_ctx}&kv_type=${asked.kv_type}`;
+const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
 const modelsBox = () => $("#models");
 
 async function openModels() {
   const spec = server.status?.model?.spec;
   if (spec) {
-    asked = { n_ctx: spec.n_ctx, kv_type: spec.kv_type };
+    loadWith = { n_ctx: spec.n_ctx, kv_type: spec.kv_type };
     openedModel = spec.model;
-    chosen[spec.model] = { draft_model: spec.draft_model, heads: spec.heads };
+    ownSpecs[spec.model] = { draft_model: spec.draft_model, heads: spec.heads };
   }
-  const n_ctx = h("input", { type: "number", min: 0, step: 256, value: asked.n_ctx || "", placeholder: "own" });
+  const value = loadWith.n_ctx || "";
+  const n_ctx = h("input", { type: "number", min: 0, step: 256, value, placeholder: "own" });
   const kv_type = h("select", {}, ...["f16", "q8_0", "f32"].map((type) => h("option", {}, type)));
-  kv_type.value = asked.kv_type;
+  kv_type.value = loadWith.kv_type;
   const change = tried(async () => {
-    asked = { n_ctx: Math.max(0, Math.round(Number(n_ctx.value) || 0)), kv_type: kv_type.value };
+    loadWith = { n_ctx: Math.max(0, Math.round(Number(n_ctx.value) || 0)), kv_type: kv_type.value };
     await readModels();
-    if (hub) await readHub(hub.repo);
+    if (hubList) await readHub(hubList.repo);
   }, modelError);
   n_ctx.onchange = kv_type.onchange = change;
-  const repo = h("input", { "aria-label": "Repository on the Hub", placeholder: "owner/repository on the Hub" });
+  const placeholder = "owner/repository on the Hub";
+  const repo = h("input", { "aria-label": "Repository on the Hub", placeholder });
   const search = h("form", {}, repo, h("button", {}, "List files"));
   search.onsubmit = (event) => {
     event.preventDefault();
@@ -44,35 +46,34 @@ async function openModels() {
     h(
       "div",
       { class: "row" },
-      h("label", { title: "--ctx: in tokens; empty: the model's own, up to 8,192" }, "Context", n_ctx, "tokens"),
-      h("label", { title: "--kv-type: q8_0 takes half the memory of f16" }, "KV cache", kv_type),
+      h("label", { title: "--ctx; empty: the model's own, up to 8,192" }, "Context", n_ctx, "tokens"),
+      h("label", { title: "--kv-type; q8_0 takes half the memory of f16" }, "KV cache", kv_type),
     ),
     h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),
-    h("div", { id: "models" }, h("p", { class: "quiet" }, "Reading the models…")),
-    h("h3", {}, "Other models"),
     h("div", { class: "row" }, search, byPath),
     h("div", { id: "hub" }),
+    h("div", { id: "models" }, h("p", { class: "quiet" }, "Reading the models…")),
   );
   dialog.classList.add("wide", "models");
-  dialog.addEventListener("close", () => (found = hub = null));
+  dialog.addEventListener("close", () => (modelList = hubList = null));
   await tried(readModels, modelError)();
 }
 
 const modelError = () => $("#models-error") ?? $("#alert");
 
 async function readModels() {
-  const read = await api("GET", `/models?${askedQuery()}`);
+  const read = await api("GET", `/models?${loadQuery()}`);
   if (!modelsBox()) return;
-  found = read;
+  modelList = read;
   showModels();
 }
 
 async function readHub(repo) {
   $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
   try {
-    hub = await api("GET", `/models/hub?repo=${encodeURIComponent(repo)}&${askedQuery()}`);
+    hubList = await api("GET", `/models/hub?repo=${encodeURIComponent(repo)}&${loadQuery()}`);
   } catch (error) {
-    hub = null;
+    hubList = null;
     throw error;
   } finally {
     showModels();
@@ -88,32 +89,32 @@ function refreshModels() {
 
 listeners.models = ({ transfer, measuring, error }) => {
   if (error) setText(modelError(), error);
-  if (!modelsBox() || !found) return;
-  if (measuring !== undefined) found.is_measuring = !!measuring;
+  if (!modelsBox() || !modelList) return;
+  if (measuring !== undefined) modelList.is_measuring = !!measuring;
   if (transfer && transfer.state !== "done") {
-    for (const one of [...found.models, ...(hub?.models ?? [])]) {
+    for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
       if (one.name === transfer.name) one.transfer = transfer;
     }
     return showModels();
   }
-  if (transfer && hub) tried(() => readHub(hub.repo), modelError)();
+  if (transfer && hubList) tried(() => readHub(hubList.repo), modelError)();
   refreshModels();
 };
 
 function showModels() {
-  if (!found || !modelsBox()) return;
+  if (!modelList || !modelsBox()) return;
   const focused = document.activeElement?.dataset?.key;
-  setText($("#computed-by"), found.computed_by);
+  setText($("#computed-by"), modelList.computed_by);
   const groups = [
-    ["On this machine", found.models.filter((one) => one.is_here)],
-    ["Known", found.models.filter((one) => !one.is_here)],
+    ["On this machine", modelList.models.filter((one) => one.is_here)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here)],
   ];
-  modelsBox().replaceChildren(...groups.flatMap(([title, models]) => groupOf(title, models)));
-  $("#hub").replaceChildren(...(hub ? groupOf(`Hub: ${hub.repo}`, hub.models) : []));
+  modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
+  $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
   if (focused) $(`.models [data-key="${CSS.escape(focused)}"]`)?.focus();
 }
 
-function groupOf(title, models) {
+function modelGroup(title, models) {
   const none = title.startsWith("Hub") ? "This repository has no GGUF of a model." : "";
   if (!models.length && !none) return [];
   const list = models.length ? h("ul", {}, ...models.map(modelRow)) : h("p", { class: "quiet" }, none);
@@ -126,20 +127,21 @@ function modelRow(model) {
     openedModel = isOpen ? "" : model.name;
     showModels();
   };
+  const key = { "aria-expanded": String(isOpen), "data-key": `name ${model.name}` };
   const name = h(
     "button",
-    { type: "button", class: "name", "aria-expanded": String(isOpen), onclick: open, "data-key": `name ${model.name}` },
+    { type: "button", class: "name", onclick: open, ...key },
     h("b", {}, model.title),
-    h("span", { class: "quiet" }, ...factsOf(model)),
+    h("span", { class: "quiet" }, ...modelFacts(model)),
   );
-  const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...actionsOf(model)));
+  const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
   const { transfer } = model;
-  if (transfer && transfer.state !== "done") row.append(...transferOf(transfer));
-  if (isOpen) row.append(detailsOf(model));
+  if (transfer && transfer.state !== "done") row.append(...transferLines(transfer));
+  if (isOpen) row.append(modelDetails(model));
   return row;
 }
 
-function factsOf({ shape, fit, speeds, is_here }) {
+function modelFacts({ shape, fit, speeds, is_here }) {
   const facts = [
     shape.n_bytes && inSize(shape.n_bytes),
     shape.size_label,
@@ -147,35 +149,34 @@ function factsOf({ shape, fit, speeds, is_here }) {
     shape.n_ctx_train && `${shape.n_ctx_train.toLocaleString("en")} tokens`,
     is_here && !shape.has_template && "no chat template",
   ].filter(Boolean);
-  const [mark, text] = fit?.fits ? ["fits", "fits"] : fit?.fits === false ? ["too-large", "too large"] : ["", ""];
   const speed = speeds.auto ?? speeds.plain;
   const parts = [facts.join(" · ")];
-  if (text) parts.push(parts[0] ? " · " : "", h("span", { class: mark }, text));
+  if (fit?.fits) parts.push(" · ", h("span", { class: "fits" }, "fits"));
+  if (fit?.fits === false) parts.push(" · ", h("span", { class: "too-large" }, "too large"));
   if (speed) parts.push(` · ${Math.round(speed)} tokens/s`);
   return parts;
 }
 
-function actionsOf(model) {
+function modelActions(model) {
   const { name, transfer } = model;
-  const act = (label, action, attributes = {}) =>
-    h(
-      "button",
-      { type: "button", onclick: tried(action, modelError), "aria-label": `${label}: ${model.title}`, "data-key": `${label} ${name}`, ...attributes },
-      label,
-    );
+  const act = (label, action, attributes = {}) => {
+    const key = { "aria-label": `${label}: ${model.title}`, "data-key": `${label} ${name}` };
+    return h("button", { type: "button", onclick: tried(action, modelError), ...key, ...attributes }, label);
+  };
   const loading = server.status?.loading;
   if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
   if (transfer && ["running", "waiting"].includes(transfer.state)) {
-    return [act(transfer.file_type ? "Cancel" : "Pause", () => api("POST", "/models/pause", { name }))];
+    const label = transfer.file_type ? "Cancel" : "Pause";
+    return [act(label, () => api("POST", "/models/pause", { name }))];
   }
   if (model.is_loaded) return [h("span", { class: "quiet" }, "loaded")];
-  if (model.is_here) return [act("Load", () => loadModel(specOf(model)), { class: "primary" })];
+  if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
   const label = transfer?.state === "paused" ? "Resume" : "Download";
   return [act(label, () => api("POST", "/models/download", { name }))];
 }
 
-function transferOf({ state, done, total, error, file_type }) {
+function transferLines({ state, done, total, error, file_type }) {
   const what = file_type ? `Converting to ${file_type}` : "Downloading";
   const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
   if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
@@ -190,20 +191,20 @@ function transferOf({ state, done, total, error, file_type }) {
 }
 
 // What a model is loaded with: its own choice, else what models.txt pairs if the loaded one has such.
-function specOf(model) {
+function modelSpec(model) {
   const before = server.status?.model?.spec;
   const usual = {
     draft_model: before?.draft_model && model.draft ? model.draft : null,
     heads: before?.heads?.length ? model.heads : [],
   };
-  return { model: model.name, ...usual, ...chosen[model.name] };
+  return { model: model.name, ...usual, ...ownSpecs[model.name] };
 }
 
-function detailsOf(model) {
+function modelDetails(model) {
   const { name, shape, fit, speeds, faster } = model;
   const line = (text) => text && h("p", { class: "quiet" }, text);
-  const button = (label, action, key = label) =>
-    h("button", { type: "button", onclick: tried(action, modelError), "data-key": `${key} ${name}` }, label);
+  const button = (label, action) =>
+    h("button", { type: "button", onclick: tried(action, modelError), "data-key": `${label} ${name}` }, label);
   const form = [
     shape.architecture,
     shape.n_layer && `${shape.n_layer} layers`,
@@ -215,13 +216,15 @@ function detailsOf(model) {
     speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
     speeds.auto && `auto ${Math.round(speeds.auto)} tokens/s`,
   ].filter(Boolean);
-  const changes = (fit?.changes ?? []).map((change) => button(change.text, () => applyChange(change), change.text));
-  const otherFiles = fit?.fits === false && model.repo && !hub && button("See other quantisations", () => readHub(model.repo));
+  const changes = (fit?.changes ?? []).map((change) => button(change.text, () => applyChange(change)));
+  if (fit?.fits === false && model.repo && !hubList) {
+    changes.push(button("See other quantisations", () => readHub(model.repo)));
+  }
   const row = [
-    model.is_loaded && button(found.is_measuring ? "Measuring…" : "Measure now", measureModel),
-    model.is_loaded && button("Load again", () => loadModel(specOf(model))),
+    model.is_loaded && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
+    model.is_loaded && button("Load again", () => loadModel(modelSpec(model))),
     faster && button(`Convert to ${faster.file_type}`, () => convertModel(model)),
-    model.can_delete && button("Delete…", () => confirmDelete(model)),
+    model.can_delete && button("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
     "div",
@@ -230,40 +233,52 @@ function detailsOf(model) {
       line(model.description),
       line(form.join(" · ")),
       line(fit?.sentence),
-      changes.length || otherFiles ? h("div", { class: "row" }, ...changes, otherFiles) : null,
-      line(measured.length ? `Measured here: ${measured.join(", ")}` : model.is_loaded && "Not measured here yet"),
-      faster && line(`${shape.file_type} reads prompts more slowly here than ${faster.file_type}, about half as fast. The converted file takes ${inSize(faster.n_bytes)} more on disk.`),
+      changes.length > 0 && h("div", { class: "row" }, ...changes),
+      line(measured.length ? `Measured here: ${measured.join(", ")}` : model.is_loaded && NOT_MEASURED),
+      faster &&
+        line(
+          `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
+            `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
+        ),
       model.trouble && h("p", { class: model.is_here ? "error" : "quiet" }, model.trouble),
-      ...besideOf(model),
-      row.length ? h("div", { class: "row" }, ...row) : null,
+      ...modelExtras(model),
+      row.length > 0 && h("div", { class: "row" }, ...row),
     ].filter(Boolean),
   );
 }
 
+const NOT_MEASURED = "Not measured here yet: that is done by replies, or in some seconds by a click.";
+
 // Draft model and heads, where models.txt or the loaded model has some.
-function besideOf(model) {
+function modelExtras(model) {
   if (!model.is_here) return [];
-  const spec = specOf(model);
-  const names = found.models.map((one) => one.name).filter((name) => name !== model.name);
+  const spec = modelSpec(model);
+  const names = modelList.models.map((one) => one.name).filter((name) => name !== model.name);
   const now = spec.draft_model === "paired" ? model.draft : spec.draft_model;
   const choices = [...new Set([model.draft, now, ...names].filter(Boolean))];
-  const draft = h("select", { "data-key": `draft ${model.name}` }, h("option", { value: "" }, "None"), ...choices.map((name) => h("option", { value: name }, name)));
+  const draft = h("select", { "data-key": `draft ${model.name}` }, h("option", { value: "" }, "None"));
+  draft.append(...choices.map((name) => h("option", { value: name }, name)));
   draft.value = now ?? "";
   const heads = spec.heads.includes("paired") ? model.heads : spec.heads;
-  const set = (changes) => (chosen[model.name] = { draft_model: spec.draft_model, heads: spec.heads, ...chosen[model.name], ...changes });
+  const set = (changes) => {
+    const { draft_model, heads } = modelSpec(model);
+    ownSpecs[model.name] = { draft_model, heads, ...changes };
+  };
   draft.onchange = () => set({ draft_model: draft.value || null });
-  const parts = [h("label", { title: "--draft-model: a smaller model of the same family" }, "Draft model", draft)];
+  const title = "--draft-model; a smaller model of the same family";
+  const parts = [h("label", { title }, "Draft model", draft)];
   const all = [...new Set([...model.heads, ...heads])];
-  if (all.length) {
-    const boxes = all.map((name) => {
-      const box = h("input", { type: "checkbox", value: name, checked: heads.includes(name), "data-key": `heads ${name}` });
-      box.onchange = () => set({ heads: $$("input", group).filter((one) => one.checked).map((one) => one.value) });
-      return h("label", {}, box, name);
-    });
-    const group = h("div", { class: "row", role: "group", "aria-label": "Drafting heads" }, h("span", { class: "quiet" }, "Drafting heads"), ...boxes);
-    parts.push(group);
-  }
-  return parts;
+  if (!all.length) return parts;
+  const boxes = all.map((name) => {
+    const checked = heads.includes(name);
+    return h("input", { type: "checkbox", value: name, checked, "data-key": `heads ${model.name} ${name}` });
+  });
+  const meaning = "--heads; trained on this model, one for each method";
+  const told = h("span", { class: "quiet", title: meaning }, "Drafting heads");
+  const group = h("div", { class: "row", role: "group", "aria-label": "Drafting heads" }, told);
+  group.append(...boxes.map((box) => h("label", {}, box, box.value)));
+  group.onchange = () => set({ heads: boxes.filter((box) => box.checked).map((box) => box.value) });
+  return [...parts, group];
 }
 
 async function applyChange({ n_ctx, kv_type, model }) {
@@ -271,27 +286,27 @@ async function applyChange({ n_ctx, kv_type, model }) {
     openedModel = model;
     return showModels();
   }
-  asked = { n_ctx: n_ctx ?? asked.n_ctx, kv_type: kv_type ?? asked.kv_type };
-  $(".models input[type=number]").value = asked.n_ctx || "";
-  $(".models .row select").value = asked.kv_type;
+  loadWith = { n_ctx: n_ctx ?? loadWith.n_ctx, kv_type: kv_type ?? loadWith.kv_type };
+  $(".models input[type=number]").value = loadWith.n_ctx || "";
+  $(".models .row select").value = loadWith.kv_type;
   await readModels();
 }
 
 const loadModel = tried(async (spec) => {
-  await api("POST", "/models/load", { ...spec, ...asked });
+  await api("POST", "/models/load", { ...spec, ...loadWith });
   refreshModels();
 }, modelError);
 
 async function measureModel() {
-  if (found.is_measuring) return;
-  found.is_measuring = true;
+  if (modelList.is_measuring) return;
+  modelList.is_measuring = true;
   showModels();
   await api("POST", "/models/measure");
 }
 
 const convertModel = ({ name }) => api("POST", "/models/convert", { name });
 
-function confirmDelete({ name, title, shape }) {
+function confirmModelDelete({ name, title, shape }) {
   const dialog = openDialog(
     "Delete this model’s file?",
     h("p", {}, `${title} takes ${inSize(shape.n_bytes)} on disk. Deleting it cannot be undone.`),
@@ -324,10 +339,12 @@ function offerMissing(method, { setting, offer }) {
     changeSettings({ method, parameters: {} });
     const { model, draft_model, heads, n_ctx, kv_type } = spec;
     const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
-    asked = { n_ctx, kv_type };
+    loadWith = { n_ctx, kv_type };
     loadModel({ model, draft_model, heads, ...beside });
   };
-  const text = `Load ${name} again with ${offer.join(", ")}? A file that is not on this machine is downloaded first.`;
+  const text =
+    `Load ${name} again with ${offer.join(", ")}? ` +
+    "A file that is not on this machine is downloaded first.";
   const dialog = openDialog(
     `${titleOf(method)} needs ${NEEDS[setting]}`,
     h("p", {}, text),
