@@ -32,7 +32,7 @@ from speculation.registry import ModelEntry, RegistryError
 from speculation.registry.conversion import FASTER, converted_path
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
-from speculation.registry.fit import Memory, Smaller, Wanted, fit, need
+from speculation.registry.fit import PROCESS, Memory, Smaller, Wanted, fit, in_words, need
 from speculation.registry.hub import gguf_files
 from speculation.registry.local import (
     COMPANIONS,
@@ -182,12 +182,22 @@ class ModelList:
             "heads": entry.heads,
             "shape": asdict(shape),
             "fit": asdict(fit(shape, wanted, memory, smaller)) if shape.n_bytes else None,
+            "beside": self._beside(entry, wanted),
             "speeds": self._speeds.of(path) if path is not None else {},
             "transfer": asdict(transfer) if transfer is not None else None,
             "can_download": isinstance(entry.source, HubFile) and not is_here,
             "can_delete": is_here and not is_loaded and bool(files_in_cache(entry)),
             "faster": None if path is None else _faster(path, shape),
         }
+
+    def _beside(self, entry: ModelEntry, wanted: Wanted) -> str:
+        """A sentence: what its draft model needs beside it; empty if that is not here."""
+        draft = known_models().get(entry.draft or "")
+        path = None if draft is None else model_path(draft)
+        if path is None:
+            return ""
+        needed = need(describe(path), wanted)
+        return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
 
     def _memory(self) -> Memory:
         """What is free if no model is loaded."""

@@ -19,7 +19,7 @@ from speculation.registry.describe import Shape
 USUAL_CTX = 8192  # the most that a context has if nobody asks for more
 LEAST_CTX = 1024  # below, no chat is worth suggesting
 _N_BATCH = ContextParams.n_batch
-_PROCESS = 90 * 2**20  # Python and its libraries
+PROCESS = 90 * 2**20  # Python and its libraries
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -89,16 +89,18 @@ def need(shape: Shape, wanted: Wanted) -> Need:
     n_ctx = wanted.n_ctx or min(shape.n_ctx_train, USUAL_CTX)
     per_row = shape.n_vocab + 4 * shape.n_embd + 2 * shape.n_ff
     cache = int(n_ctx * shape.kv_values * KV_BYTES[wanted.kv_type])
-    return Need(shape.n_bytes, cache, _PROCESS + 4 * _N_BATCH * per_row)
+    return Need(shape.n_bytes, cache, PROCESS + 4 * _N_BATCH * per_row)
 
 
 def fit(shape: Shape, wanted: Wanted, memory: Memory, smaller: Sequence[Smaller] = ()) -> Fit:
     """Whether a model fits, and else the changes after each of which it does."""
     found = _fit(shape, wanted, memory)
+    if 0 < shape.n_ctx_train < wanted.n_ctx:
+        told = f"{found.sentence} The model was trained for {shape.n_ctx_train:,} tokens."
+        found = replace(found, sentence=told)
     if found.fits is not False:
         return found
-    changes = _changes(shape, wanted, memory, smaller)
-    return replace(found, changes=changes)
+    return replace(found, changes=_changes(shape, wanted, memory, smaller))
 
 
 def _fit(shape: Shape, wanted: Wanted, memory: Memory) -> Fit:
@@ -111,17 +113,17 @@ def _fit(shape: Shape, wanted: Wanted, memory: Memory) -> Fit:
     room = _room(memory)
     if share and on_devices > room:
         names = " and ".join(name for name, _ in memory.devices)
-        told = f"{wanted.n_gpu_layers} layers need {size(on_devices)} on {names}"
-        sentence = f"{told}, where {size(room)} are free."
+        told = f"{wanted.n_gpu_layers} layers need {in_words(on_devices)} on {names}"
+        sentence = f"{told}, where {in_words(room)} are free."
         return Fit(False, needed, main, on_devices, sentence, (), is_least)
     if memory.main is None:
-        return Fit(None, needed, main, on_devices, f"Needs {size(main)}.", (), is_least)
+        return Fit(None, needed, main, on_devices, f"Needs {in_words(main)}.", (), is_least)
     fits = main <= memory.main
     least = "at least " if is_least else ""
-    beside = f" and {size(on_devices)} on the GPU" if on_devices else ""
-    parts = f"{size(needed.weights)} weights, {size(needed.cache)} KV cache"
-    told = "" if is_least else f" ({parts}, {size(needed.compute)} to compute with)"
-    sentence = f"Needs {least}{size(main)}{beside}{told}; {size(memory.main)} are free."
+    beside = f" and {in_words(on_devices)} on the GPU" if on_devices else ""
+    parts = f"{in_words(needed.weights)} weights, {in_words(needed.cache)} KV cache"
+    told = "" if is_least else f" ({parts}, {in_words(needed.compute)} to compute with)"
+    sentence = f"Needs {least}{in_words(main)}{beside}{told}; {in_words(memory.main)} are free."
     return Fit(fits, needed, main, on_devices, sentence, (), is_least)
 
 
@@ -158,7 +160,8 @@ def _changes(
     packed = wanted._replace(kv_type="q8_0")
     if shape.kv_values and wanted.kv_type != "q8_0" and holds(packed):
         found.append(Change("Use a q8_0 KV cache", kv_type="q8_0"))
-    n_ctx = wanted.n_ctx or min(shape.n_ctx_train, USUAL_CTX)
+    # Below the wanted one, and not beyond what the model was trained for.
+    n_ctx = min(wanted.n_ctx or USUAL_CTX, shape.n_ctx_train + 1)
     for start, with_kv in ((wanted, ""), (packed, " and a q8_0 KV cache")):
         fitting = [n for n in _contexts(n_ctx) if holds(start._replace(n_ctx=n))]
         if shape.kv_values and fitting:
@@ -171,7 +174,7 @@ def _changes(
         if other.n_bytes < shape.n_bytes:
             changed = replace(shape, n_bytes=other.n_bytes)
             if _fit(changed, wanted, memory).fits:
-                text = f"Take a smaller quantisation: {other.name}, {size(other.n_bytes)}"
+                text = f"Take a smaller quantisation: {other.name}, {in_words(other.n_bytes)}"
                 found.append(Change(text, model=other.name))
                 break
     return tuple(found)
@@ -183,6 +186,6 @@ def _contexts(n_ctx: int) -> list[int]:
     return [n for n in reversed(powers) if n < n_ctx]
 
 
-def size(n_bytes: int) -> str:
+def in_words(n_bytes: int) -> str:
     """``1.2 GiB`` or ``340 MiB``."""
     return f"{n_bytes / _GIB:.1f} GiB" if n_bytes >= _GIB else f"{n_bytes / _MIB:.0f} MiB"

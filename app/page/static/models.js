@@ -8,6 +8,7 @@ const ownSpecs = {}; // of each model: { draft_model, heads }
 
 const inSize = (bytes) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
 const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
+const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
 const modelsBox = () => $("#models");
 
 async function openModels() {
@@ -95,7 +96,8 @@ listeners.models = ({ transfer, measuring, error }) => {
     for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
       if (one.name === transfer.name) one.transfer = transfer;
     }
-    return showModels();
+    if (!document.activeElement.matches(".model select")) showModels(); // else its open list would close
+    return;
   }
   if (transfer && hubList) tried(() => readHub(hubList.repo), modelError)();
   refreshModels();
@@ -151,7 +153,7 @@ function modelFacts({ shape, fit, speeds, is_here }) {
   ].filter(Boolean);
   const speed = speeds.auto ?? speeds.plain;
   const parts = [facts.join(" · ")];
-  if (fit?.fits) parts.push(" · ", h("span", { class: "fits" }, "fits"));
+  if (fit?.fits) parts.push(" · ", h("span", { class: "fits" }, fit.is_least ? "should fit" : "fits"));
   if (fit?.fits === false) parts.push(" · ", h("span", { class: "too-large" }, "too large"));
   if (speed) parts.push(` · ${Math.round(speed)} tokens/s`);
   return parts;
@@ -169,7 +171,7 @@ function modelActions(model) {
     const label = transfer.file_type ? "Cancel" : "Pause";
     return [act(label, () => api("POST", "/models/pause", { name }))];
   }
-  if (model.is_loaded) return [h("span", { class: "quiet" }, "loaded")];
+  if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
   if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
   const label = transfer?.state === "paused" ? "Resume" : "Download";
@@ -221,10 +223,10 @@ function modelDetails(model) {
     changes.push(button("See other quantisations", () => readHub(model.repo)));
   }
   const row = [
-    model.is_loaded && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
-    model.is_loaded && button("Load again", () => loadModel(modelSpec(model))),
+    isLoaded(model) && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
+    isLoaded(model) && button("Load again", () => loadModel(modelSpec(model))),
     faster && button(`Convert to ${faster.file_type}`, () => convertModel(model)),
-    model.can_delete && button("Delete…", () => confirmModelDelete(model)),
+    model.can_delete && !isLoaded(model) && button("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
     "div",
@@ -232,9 +234,9 @@ function modelDetails(model) {
     ...[
       line(model.description),
       line(form.join(" · ")),
-      line(fit?.sentence),
+      line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
       changes.length > 0 && h("div", { class: "row" }, ...changes),
-      line(measured.length ? `Measured here: ${measured.join(", ")}` : model.is_loaded && NOT_MEASURED),
+      line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
       faster &&
         line(
           `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
@@ -253,7 +255,8 @@ const NOT_MEASURED = "Not measured here yet: that is done by replies, or in some
 function modelExtras(model) {
   if (!model.is_here) return [];
   const spec = modelSpec(model);
-  const names = modelList.models.map((one) => one.name).filter((name) => name !== model.name);
+  const here = modelList.models.filter((one) => one.is_here && one.name !== model.name);
+  const names = here.map((one) => one.name);
   const now = spec.draft_model === "paired" ? model.draft : spec.draft_model;
   const choices = [...new Set([model.draft, now, ...names].filter(Boolean))];
   const draft = h("select", { "data-key": `draft ${model.name}` }, h("option", { value: "" }, "None"));

@@ -102,6 +102,8 @@ def test_the_sentence_tells_what_is_needed_and_free() -> None:
         "Needs 6.0 GiB (4.6 GiB weights, 1.0 GiB KV cache, 428 MiB to compute with); "
         "8.0 GiB are free."
     )
+    short = fit(BIG, Wanted(400_000), Memory(8 * GIB))
+    assert short.sentence.endswith("The model was trained for 131,072 tokens.")
     unread = fit(Shape(5 * GIB), Wanted(), Memory(2 * GIB))
     assert unread.is_least
     assert unread.sentence == "Needs at least 5.1 GiB; 2.0 GiB are free."
