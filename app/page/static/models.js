@@ -50,6 +50,7 @@ async function openModels() {
       h("label", { title: "--ctx; empty: the model's own, up to 8,192" }, "Context", n_ctx, "tokens"),
       h("label", { title: "--kv-type; q8_0 takes half the memory of f16" }, "KV cache", kv_type),
     ),
+    h("p", { class: "error", id: "load-error", role: "alert", hidden: true }),
     h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),
     h("div", { class: "row" }, search, byPath),
     h("div", { id: "hub" }),
@@ -86,6 +87,7 @@ function refreshModels() {
   if (!modelsBox()) return;
   clearTimeout(refreshing);
   refreshing = setTimeout(tried(readModels, modelError), 200);
+  showModels();
 }
 
 listeners.models = ({ transfer, measuring, error }) => {
@@ -107,6 +109,7 @@ function showModels() {
   if (!modelList || !modelsBox()) return;
   const focused = document.activeElement?.dataset?.key;
   setText($("#computed-by"), modelList.computed_by);
+  setText($("#load-error"), server.status?.error ?? "");
   const groups = [
     ["On this machine", modelList.models.filter((one) => one.is_here)],
     ["Known, to download", modelList.models.filter((one) => !one.is_here)],
@@ -138,6 +141,8 @@ function modelRow(model) {
   );
   const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
   const { transfer } = model;
+  const loading = server.status?.loading;
+  if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
   if (transfer && transfer.state !== "done") row.append(...transferLines(transfer));
   if (isOpen) row.append(modelDetails(model));
   return row;
@@ -205,8 +210,10 @@ function modelSpec(model) {
 function modelDetails(model) {
   const { name, shape, fit, speeds, faster } = model;
   const line = (text) => text && h("p", { class: "quiet" }, text);
-  const button = (label, action) =>
-    h("button", { type: "button", onclick: tried(action, modelError), "data-key": `${label} ${name}` }, label);
+  const button = (label, action) => {
+    const key = { "data-key": `${label} ${name}` };
+    return h("button", { type: "button", onclick: tried(action, modelError), ...key }, label);
+  };
   const form = [
     shape.architecture,
     shape.n_layer && `${shape.n_layer} layers`,
@@ -315,7 +322,7 @@ function confirmModelDelete({ name, title, shape }) {
     h("p", {}, `${title} takes ${inSize(shape.n_bytes)} on disk. Deleting it cannot be undone.`),
     h(
       "div",
-      { class: "row stage" },
+      { class: "row answers" },
       h(
         "button",
         {
@@ -349,11 +356,11 @@ function offerMissing(method, { setting, offer }) {
     `Load ${name} again with ${offer.join(", ")}? ` +
     "A file that is not on this machine is downloaded first.";
   const dialog = openDialog(
-    `${titleOf(method)} needs ${NEEDS[setting]}`,
+    `The method ${titleOf(method)} needs ${NEEDS[setting]}`,
     h("p", {}, text),
     h(
       "div",
-      { class: "row stage" },
+      { class: "row answers" },
       h("button", { type: "button", class: "primary", onclick: load }, "Load"),
       h("button", { type: "button", onclick: () => dialog.close() }, "Not now"),
     ),
