@@ -17,6 +17,7 @@ from app.api.service import SAMPLING, Service
 from app.api.switching import Models
 from app.cli import FAILED, VERSION
 from app.guard import is_loopback, name_of
+from app.page import models as page_models
 from app.page.chats import Chats
 from app.page.owners import Owners
 from app.page.routes import add_routes
@@ -335,9 +336,10 @@ def _listen(
         except StoreError as error:
             sys.exit(f"error: {error}")
         add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
+        page_models.add_routes(app, chats, spec)
         from app.page.ui import build, mount  # Gradio takes seconds to import
 
-        mount(app, build(backend, spec, flags.method))
+        mount(app, build(backend, flags.method))
     guarded = guard(
         app,
         flags.host,

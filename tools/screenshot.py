@@ -99,7 +99,7 @@ def show_step(page: Page) -> None:
 def show_settings(page: Page) -> None:
     page.click("#close-drawer")
     page.click("#show-settings")
-    page.wait_for_selector("#fields #load", state="attached")
+    page.wait_for_selector("#thinking", state="attached")
 
 
 def show_race(page: Page) -> None:
@@ -111,6 +111,12 @@ def show_race(page: Page) -> None:
     page.wait_for_selector(".verdict b", timeout=WAIT)
 
 
+def show_models(page: Page) -> None:
+    page.keyboard.press("Escape")
+    page.click("#model")
+    page.wait_for_selector(".model .more")
+
+
 STATES: dict[str, Callable[[Page], None]] = {
     "start": lambda page: None,
     "chats": show_chats,
@@ -120,6 +126,7 @@ STATES: dict[str, Callable[[Page], None]] = {
     "replay": show_replay,
     "settings": show_settings,
     "race": show_race,
+    "models": show_models,
 }
 
 

@@ -19,6 +19,7 @@ from app.page.prompt import Prompt, prompt_of
 from app.page.races import Races
 from app.page.reply import Reply
 from app.page.settings import InvalidSetting, Settings, read_settings
+from app.page.speeds import Speeds
 from app.page.turns import Mark, chat_json, reply_fields, turn_json
 from app.store import Chat, NoSuchChat, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
@@ -63,7 +64,8 @@ class Chats:
         self.kept = Store(file or default_file())
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
-        self.jobs = Jobs(backend, self.feed, self._tell_end)
+        self.speeds = Speeds(backend)
+        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds)
         self.races = Races(backend, self.feed)
         self._incognito: set[str] = set()
 

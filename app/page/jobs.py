@@ -19,6 +19,7 @@ from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
 from app.page.reply import Reply
+from app.page.speeds import Speeds
 from app.page.turns import Mark, Shown, reply_fields
 from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
@@ -98,12 +99,17 @@ class Jobs:
     """The running replies, at most one a chat."""
 
     def __init__(
-        self, backend: Backend, feed: Feed, on_end: Callable[[Job], Awaitable[None]]
+        self,
+        backend: Backend,
+        feed: Feed,
+        on_end: Callable[[Job], Awaitable[None]],
+        speeds: Speeds,
     ) -> None:
-        """``on_end`` is called when a reply has ended and is saved."""
+        """``on_end`` is called when a reply has ended and is saved; ``speeds`` learn from it."""
         self._backend = backend
         self._feed = feed
         self._on_end = on_end
+        self._speeds = speeds
         self._jobs: dict[str, tuple[Job, Events]] = {}  # by chat
         self._reserved: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -227,6 +233,8 @@ class Jobs:
         reply, done = job.reply, job.reply.done
         if done is None:
             return b""
+        if all(step.n_texts == 1 for step in job.records):
+            self._speeds.take(done)
         load = done.model.load if done.model is not None else 0
         if done.method == BASELINE and done.decode_seconds >= outcome.LEAST_SECONDS:
             self._plain_speeds[load] = outcome.speed(done)

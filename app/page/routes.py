@@ -26,7 +26,8 @@ from app.page.files import UnreadableFile, text_of_pdf
 from app.page.owners import Owners
 from app.page.race import ROUNDS
 from app.store import Hit
-from app.worker.messages import LoadedModel, Status
+from app.worker.messages import LoadedModel, ModelFacts, Status
+from speculation.registry import RegistryError, read_registry
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
@@ -396,14 +397,39 @@ def hit_json(chats: Chats, hit: Hit) -> Json:
 
 def status_json(status: Status) -> Json:
     return {
-        "model": model_json(status.model) if status.model is not None else None,
+        "model": model_json(status.model, status.facts) if status.model is not None else None,
         "loading": asdict(status.loading) if status.loading is not None else None,
         "error": status.error,
         "is_down": status.is_down,
     }
 
 
-def model_json(model: LoadedModel) -> Json:
+def model_json(model: LoadedModel, facts: ModelFacts) -> Json:
+    """The loaded model; ``missing`` are the methods that cannot run, the setting that each needs,
+    and the names that models.txt has for it."""
     found = asdict(model)
     found["name"] = re.split(r"[/\\]", model.spec.model)[-1]
+    offers = _offers(model.spec.model, facts.missing)
+    found["missing"] = {
+        method: {"setting": setting, "offer": offers[method]}
+        for method, setting in facts.missing.items()
+    }
     return found
+
+
+def _offers(model: str, missing: Mapping[str, str]) -> dict[str, list[str]]:
+    """For each method what models.txt pairs with the model. The description of heads says which
+    methods they are for."""
+    try:
+        entries = read_registry()
+    except RegistryError:  # whoever loads a model hears of it
+        entries = {}
+    entry = entries.get(model)
+    offers: dict[str, list[str]] = {method: [] for method in missing}
+    for method, setting in missing.items():
+        if entry is not None and setting == "draft_model" and entry.draft:
+            offers[method] = [entry.draft]
+        elif entry is not None and setting == "heads":
+            words = {name: entries[name].description.replace(",", " ") for name in entry.heads}
+            offers[method] = [name for name in entry.heads if method in words[name].split()]
+    return offers

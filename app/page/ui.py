@@ -19,14 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.guard import PAGE
 from app.page.fields import settings_fields
-from app.page.model_panel import ModelPanel
 from app.worker.backend import Backend
-from app.worker.messages import ModelSpec
 
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = (  # joined in this order; the last one starts the page
-    *("dom", "api", "settings", "chats", "transcript", "composer"),
-    *("replay", "race", "start"),
+    *("dom", "api", "settings", "models", "chats", "transcript"),
+    *("composer", "replay", "race", "start"),
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -44,15 +42,11 @@ document.dispatchEvent(new Event("part"));
 """
 
 
-def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Blocks:
+def build(backend: Backend, method: str | None = None) -> gr.Blocks:
     """Build the page. Without ``method``, it starts with the one last used in the browser."""
-    models = ModelPanel(backend, spec)
 
     def fields(shown: str) -> None:
-        asked = json.loads(shown)
-        with gr.Accordion("Model", open=asked["section"] == "model"):
-            models.show()
-        settings_fields(asked["settings"], backend.methods())
+        settings_fields(json.loads(shown), backend.methods())
 
     page: gr.Blocks
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:

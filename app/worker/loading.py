@@ -29,12 +29,13 @@ from app.worker.messages import (
     Waiting,
 )
 from app.worker.wording import failure
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, SpeculationError
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.gguf.unsupported import check_model_file
 from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
+from batching.llama.devices import Placement
 from batching.llama.hardware import physical_cores
 from batching.llama.private_api import LIMITS
 from batching.watched import STEP_SECONDS, Watched
@@ -142,6 +143,7 @@ class ModelSlot:
         self.engine: Engine | None = None
         self._status = Status()
         self._n_loads = 0
+        self._devices: tuple[tuple[str, int], ...] = ()  # as in ``ModelFacts``
         self._params = ContextParams()  # of the engine's context
 
     @property
@@ -151,7 +153,7 @@ class ModelSlot:
     @status.setter
     def status(self, status: Status) -> None:
         if self.engine is not None and status.model is not None:
-            status = replace(status, facts=facts_of(self.engine))
+            status = replace(status, facts=facts_of(self.engine, self._devices))
         self._status = status
         self._on_status(status)
 
@@ -220,6 +222,7 @@ class ModelSlot:
             self.engine.close()
             self.engine = None
         self.status = Status()
+        self._devices = _free_devices(spec)
 
         watched = Watched(f"loading {spec.model}", STEP_SECONDS)
 
@@ -361,7 +364,15 @@ def _template(path: str | None) -> str | None:
         raise InvalidParameter(f"cannot read the chat template {path}: {reason}") from None
 
 
-def facts_of(engine: Engine) -> ModelFacts:
+def _free_devices(spec: ModelSpec) -> tuple[tuple[str, int], ...]:
+    try:
+        chosen = Placement.of(spec.n_gpu_layers, spec.device, spec.rpc).chosen()
+    except SpeculationError:  # the load raises it again
+        return ()
+    return tuple((device.name, device.memory[0]) for device in chosen if device.memory[1])
+
+
+def facts_of(engine: Engine, devices: tuple[tuple[str, int], ...] = ()) -> ModelFacts:
     """What the endpoint says of the engine's model."""
     model = engine.model
     return ModelFacts(
@@ -380,6 +391,12 @@ def facts_of(engine: Engine) -> ModelFacts:
         model.longest_token,
         model.fim_tokens,
         engine.embedding_model,
+        {
+            name: missing
+            for name, spec in METHODS.items()
+            if (missing := spec.missing(engine.resources)) is not None
+        },
+        devices,
     )
 
 

@@ -69,6 +69,8 @@ class ModelFacts:
     longest        bytes of the longest token, at least; 0 = not known
     fim            the marks for filling in the middle, by name, with their tokens
     embedding_model  the path of the one that is loaded beside the model, or empty
+    missing  methods that cannot run, with the setting that they need: ``draft_model``, ``heads``
+    devices  the GPUs that the model may use, with their free bytes when no model was loaded
     """
 
     parallel: int = 1
@@ -86,6 +88,8 @@ class ModelFacts:
     longest: int = 0
     fim: Mapping[str, int] = field(default_factory=dict)
     embedding_model: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from speculation.system.console import FLAGS
 log = logging.getLogger(__name__)
 
 FIELDS = {
-    "model": "“Model”",
-    "draft_model": "“Draft model” under Model",
-    "heads": "“Drafting heads” under Model",
+    "model": "“Models”",
+    "draft_model": "“Draft model” under Models",
+    "heads": "“Drafting heads” under Models",
     "embedding_model": "--embedding-model",
-    "n_ctx": "“Context” under Model",
+    "n_ctx": "“Context” under Models",
     "n_gpu_layers": "--gpu-layers",
     "device": "--device",
-    "kv_type": "--kv-type",
+    "kv_type": "“KV cache”",
     "parallel": "--parallel",
     "keep_texts": "--keep-texts",
 }

@@ -18,6 +18,11 @@ _FILE_TYPES: dict[str, int] = {
 }
 
 
+def file_type_name(number: int) -> str:
+    """llama.cpp's name for a GGUF's ``general.file_type``, such as Q4_K_M; empty if unknown."""
+    return next((name for name, value in _FILE_TYPES.items() if value == number), "")
+
+
 def quantize(source: Path, target: Path, file_type: str) -> None:
     """Quantise ``source`` to ``file_type`` and write ``target``, which appears once complete.
 

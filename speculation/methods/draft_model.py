@@ -210,4 +210,5 @@ spec = MethodSpec(
     make=_make,
     verifier=_verifier,
     as_source=AsSource(_source_params),
+    has_draft=True,
 )

@@ -22,6 +22,7 @@ from typing import BinaryIO, Protocol
 
 from filelock import FileLock
 from huggingface_hub import (
+    HfApi,
     constants,
     get_hf_file_metadata,
     get_session,
@@ -48,6 +49,7 @@ from speculation.registry.entries import HubFile
 from speculation.system.files import sha256
 
 _RETRIES = 5  # in a row, without a further byte
+_LIST_SECONDS = 20.0  # for the list of a repository's files
 _BUSY = (408, 429)  # request timeout, too many requests: worth another try
 
 
@@ -109,6 +111,21 @@ def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None
     except (OSError, HFValidationError, NotImplementedError) as error:
         raise DownloadFailed(_explain(wanted, error)) from error
     return linked
+
+
+def gguf_files(repo: str) -> dict[str, int]:
+    """The GGUF files of a repository on the hub, and their sizes in bytes.
+
+    Raises DownloadFailed.
+    """
+    try:
+        with _lost_connections():
+            api = HfApi(constants.ENDPOINT)
+            info = api.model_info(repo, files_metadata=True, timeout=_LIST_SECONDS)
+    except (OSError, HFValidationError) as error:
+        raise DownloadFailed(_explain(HubFile(repo, ""), error)) from error
+    files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return {name: size for name, size in files.items() if name.endswith(".gguf")}
 
 
 def cached(wanted: HubFile) -> Path | None:
@@ -207,12 +224,14 @@ def _lost_connections() -> Iterator[None]:
 
 def _explain(wanted: HubFile, error: Exception) -> str:
     """The error message for the user: what went wrong with ``wanted``, and what to do."""
-    file = f"{wanted.repo}/{wanted.path}"
+    file = f"{wanted.repo}/{wanted.path}" if wanted.path else f"the list of {wanted.repo}'s files"
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     token = f"a token from {endpoint}/settings/tokens in HF_TOKEN (or run: hf auth login)"
     resumes = "run again to resume the download"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     match error:
+        case OfflineModeIsEnabled() if not wanted.path:
+            return f"HF_HUB_OFFLINE is set, so {file} cannot be read; unset it"
         case OfflineModeIsEnabled():
             return (
                 f"{file} is not in the cache {cache} and HF_HUB_OFFLINE is set; unset it, or "

@@ -1,17 +1,31 @@
-"""Models that can be loaded by name: those of models.txt, and GGUF files in the hub's cache."""
+"""Models that can be loaded by name: those of models.txt, and GGUF files in the hub's cache.
+
+Also the files of the caches themselves: those that were converted, and deleting one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from batching.gguf.splits import part_names
-from speculation.registry import ModelEntry, RegistryError, is_local, read_registry
-from speculation.registry.entries import HubFile
+from speculation.registry import (
+    ModelEntry,
+    ModelNotFound,
+    RegistryError,
+    is_local,
+    read_registry,
+    resolve,
+)
+from speculation.registry.entries import HubFile, PackageFile
+from speculation.registry.hub import cached
+from speculation.registry.packages import converted_file
+from speculation.system.cache_folder import cache_folder
 
-_COMPANIONS = ("mmproj", "imatrix")  # in the names of files that are no models
+COMPANIONS = ("mmproj", "imatrix")  # in the names of files that are no models
 
 
 def known_models() -> dict[str, ModelEntry]:
@@ -36,6 +50,67 @@ def _in_cache(folder: Path) -> Iterator[HubFile]:
     for path in sorted(folder.glob("models--*/snapshots/*/**/*.gguf")):
         repository, _, _, *names = path.relative_to(folder).parts
         owner, _, name = repository.removeprefix("models--").partition("--")
-        is_model = not any(word in path.name for word in _COMPANIONS)
+        is_model = not any(word in path.name for word in COMPANIONS)
         if name and is_model and path.name == part_names(path.name)[0]:
             yield HubFile(f"{owner}/{name}", "/".join(names))
+
+
+def model_path(entry: ModelEntry) -> Path | None:
+    """The entry's file on this machine, the first of several; None if it is not here."""
+    return resolve(entry.name, registry={entry.name: entry}) if is_local(entry) else None
+
+
+def converted_models() -> dict[str, ModelEntry]:
+    """The files that were converted here and that models.txt does not name, by path."""
+    folder = cache_folder() / "models"
+    named = [
+        converted_file(entry.source)
+        for entry in read_registry().values()
+        if isinstance(entry.source, PackageFile) and entry.source.file_type is not None
+    ]
+    files = [file for file in sorted(folder.glob("*.gguf")) if file not in named]
+    return {str(file): ModelEntry(str(file), file, None, "converted here") for file in files}
+
+
+def files_in_cache(entry: ModelEntry) -> list[Path]:
+    """The entry's files if all of them are in one of our caches, else nothing: others are not ours
+    to delete."""
+    match entry.source:
+        case HubFile() as wanted:
+            parts = [replace(wanted, path=path) for path in part_names(wanted.path)]
+            found = [path for part in parts if (path := cached(part)) is not None]
+            folder = Path(constants.HF_HUB_CACHE)
+        case PackageFile() as wanted if wanted.file_type is not None:
+            found, folder = [converted_file(wanted)], cache_folder() / "models"
+        case PackageFile():
+            return []
+        case path:
+            found, folder = [path], cache_folder() / "models"
+    folder = folder.resolve()
+    inside = [file for file in found if file.is_file() and file.resolve().is_relative_to(folder)]
+    return inside if len(inside) == len(found) else []
+
+
+def delete(entry: ModelEntry) -> int:
+    """Delete the entry's files from the cache; returns the bytes that this frees.
+
+    A file that another revision on this machine links to keeps its bytes. Raises ModelNotFound if
+    the entry has no file in a cache, and OSError.
+    """
+    files = files_in_cache(entry)
+    if not files:
+        raise ModelNotFound(
+            f"{entry.name} has no file in the caches of this program, and others are not deleted"
+        )
+    n_bytes = 0
+    for file in files:
+        content = file.resolve()
+        size = content.stat().st_size
+        file.unlink()
+        if content != file:  # a link to a blob, models--…/blobs/SHA256
+            links = content.parents[1].glob("snapshots/*/**/*.gguf")
+            if any(link.resolve() == content for link in links):
+                continue
+            content.unlink()
+        n_bytes += size
+    return n_bytes

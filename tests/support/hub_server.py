@@ -20,8 +20,12 @@ import socket
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "c0ffee" * 6 + "c0ff"  # 40 hexadecimal digits
 
@@ -50,6 +54,7 @@ class HubServer:
         self.wrong_bytes = 0  # GETs of bytes whose first byte is altered
         self.status: list[int] = []  # one entry per GET of bytes, sent instead of bytes
         self.ranges = True  # False: a Range is ignored and the whole file sent
+        self.held: threading.Event | None = None  # a GET sends half, then waits for this
         self.missing = 0  # bytes that a file lacks at its end
         self.checksums = True  # False: the ETag is no SHA-256
         self.requests: list[Request] = []
@@ -85,6 +90,19 @@ class HubServer:
 
     def _address(self, name: str) -> str:
         return f"http://127.0.0.1:{self._servers[name].server_address[1]}"
+
+
+def use_hub(server: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let huggingface_hub ask ``server`` and keep its files in ``cache``. It reads its environment
+    on import: this sets its values."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _model(self, repo: str) -> None:
         if self._refused(repo):
             return
-        files = [{"rfilename": path} for path in self.owner.repos[repo]]
+        content = self.owner.repos[repo]
+        files = [{"rfilename": path, "size": len(data)} for path, data in content.items()]
         self._send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": files}).encode())
 
     def _store(self, sha256: str) -> None:
@@ -186,6 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._write(body[: self.owner.drop_after.pop(0)])
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+        elif self.host == "store" and status < 300 and self.owner.held is not None:
+            held, half = self.owner.held, len(body) // 2
+            self._write(body[:half])
+            held.wait(30)
+            self._write(body[half:])
         else:
             self._write(body)
 

@@ -15,12 +15,13 @@ from fastapi import FastAPI
 
 from app import server
 from app.api.errors import handle_errors
+from app.page import models
 from app.page.chats import Chats
 from app.page.owners import Owners
 from app.page.routes import add_routes
 from app.worker.backend import Backend
 from app.worker.events import Events
-from app.worker.messages import ChatRequest, Event, Status, Tokens
+from app.worker.messages import ChatRequest, Event, ModelSpec, Status, Tokens
 from tests.support.fake_backend import DONE, FakeBackend
 
 Json = dict[str, Any]
@@ -40,6 +41,7 @@ def served(
     app = FastAPI()
     handle_errors(app)
     add_routes(app, chats, Owners(is_one=is_one))
+    models.add_routes(app, chats, ModelSpec("m.gguf"))
     listening = server.bind("127.0.0.1", None)
     server.serve(server.guard(app, host, (), keys, page=True), listening)
     site = Site(server.address("127.0.0.1", listening) + "page/", chats)

@@ -61,16 +61,16 @@ function toggle(side, opens = !isOpen(side)) {
 }
 
 let shownFields = ""; // what the fields were rendered from
-function showFields(section = "") {
+function showFields() {
   if (!isOpen(drawer())) return;
   showPresets();
   const now = JSON.stringify(settings);
-  if (now === shownFields && !section) return;
+  if (now === shownFields) return;
   shownFields = now;
-  document.dispatchEvent(new CustomEvent("fields", { detail: JSON.stringify({ settings, section }) }));
+  document.dispatchEvent(new CustomEvent("fields", { detail: now }));
 }
 
-function openDrawer(shows, section = "") {
+function openDrawer(shows) {
   const side = drawer();
   if (shows !== "replay") stopReplay();
   if (!isOpen(side)) side.opener = document.activeElement;
@@ -78,7 +78,7 @@ function openDrawer(shows, section = "") {
   setText($("#drawer-title"), shows === "replay" ? "Replay" : "Settings");
   toggle(side, true);
   requestAnimationFrame(() => {
-    if (shows === "settings") showFields(section); // Gradio has opened it by now
+    if (shows === "settings") showFields(); // Gradio has opened it by now
     $("#close-drawer").focus();
   });
 }
@@ -136,18 +136,41 @@ function showHeader() {
   $("#model-name").textContent = model?.name ?? (loading ? "Loading a model" : "No model");
   $("#model").title = model?.description ?? "Choose a model";
   setText($("#loading"), loading ? progressOf(loading) : "");
-  for (const id of ["#model-error", "#load-error"]) setText($(id), error ?? "");
+  setText($("#model-error"), error ?? "");
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
-  document.body.classList.toggle("loads", !!loading);
-  const select = $("#method");
-  if (select.options.length !== server.methods.length) {
-    const option = ({ name, title, why }) =>
-      h("option", { value: name, disabled: !!why, title: why }, why ? `${title} (${why})` : title);
-    select.replaceChildren(...server.methods.map(option));
-  }
-  select.value = nameOf(settings.method);
+  showMethods();
   showGauge();
   showStart();
+}
+
+// The methods. One that cannot run is grey and says why; if models.txt has what it needs, that is offered.
+const NEEDS = { draft_model: "a draft model", heads: "drafting heads" };
+const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting, offer }
+
+function showMethods() {
+  const select = $("#method");
+  const options = server.methods.map(({ name, title }) => {
+    const missing = missingFor(name);
+    if (!missing) return { name, text: title, disabled: false };
+    const text = `${title} (needs ${NEEDS[missing.setting]}${missing.offer.length ? ": load…" : ""})`;
+    return { name, text, disabled: !missing.offer.length };
+  });
+  const shown = JSON.stringify(options);
+  if (select.dataset.shown !== shown) {
+    select.dataset.shown = shown;
+    const option = ({ name, text, disabled }) => h("option", { value: name, disabled }, text);
+    select.replaceChildren(...options.map(option));
+  }
+  select.value = nameOf(settings.method);
+}
+
+function chooseMethod(name) {
+  if (missingFor(name)) {
+    $("#method").value = nameOf(settings.method);
+    return offerMissing(name, missingFor(name));
+  }
+  changeSettings({ method: name, parameters: {} });
+  showFields();
 }
 
 function progressOf({ model, stage, done, total }) {

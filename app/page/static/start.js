@@ -63,6 +63,7 @@ listeners.chat = takeChat;
 listeners.status = (status) => {
   server.status = status;
   showHeader();
+  refreshModels();
 };
 listeners.reset = tried(async () => {
   await readServer();
@@ -84,11 +85,8 @@ function startHeader() {
   $("#show-settings").onclick = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
   $("#close-drawer").onclick = closeDrawer;
   $("#close-keys").onclick = () => $("#keys").close();
-  $("#model").onclick = () => openDrawer("settings", "model");
-  $("#method").onchange = ({ target }) => {
-    changeSettings({ method: target.value, parameters: {} });
-    showFields();
-  };
+  $("#model").onclick = openModels;
+  $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const id of ["left", "right"]) {
     for (const one of $$(`[aria-controls=${id}]`)) one.ariaExpanded = String(isOpen($(`#${id}`)));
   }

@@ -8,6 +8,8 @@ from typing import Any
 from tests.app.browser.chat import DONE, LAST, Chat
 from tests.support.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
+DISABLED = "(options) => options.map((option) => option.disabled)"
+
 
 def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> None:
     page = chat.page
@@ -107,23 +109,34 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     told = CHAT_TEMPLATE + "{% if enable_thinking is defined and enable_thinking %}a{% endif %}"
     thinks = write_tiny_gguf(tmp_path / "thinks.gguf", chat_template=told, n_ctx=32768)
     page.click("#model")
-    page.wait_for_selector("#load", state="visible")
-    assert page.is_hidden("#thinking")
+    page.wait_for_selector(f".model:has-text('{model.name}'):has-text('loaded')")
 
     def load(name: str) -> None:
-        page.fill("#model-field input", name)
-        page.press("#model-field input", "Enter")
-        page.click("#load")
+        page.fill("[aria-label='Path or name of a model']", name)
+        page.press("[aria-label='Path or name of a model']", "Enter")
 
     load(str(tmp_path / "none.gguf"))
     page.wait_for_selector("#model-error:has-text('none.gguf')")
     assert page.inner_text("#model-name") == model.name
     load(str(thinks))
     page.wait_for_selector("#model-name:has-text('thinks.gguf')")
-    page.wait_for_selector("#thinking", state="visible")
     assert page.is_hidden("#model-error")
+    page.keyboard.press("Escape")
+    page.click("#show-settings")
+    page.wait_for_selector("#thinking", state="visible")
+    page.click("#model")
     load(str(model))
     page.wait_for_selector(f"#model-name:has-text('{model.name}')")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#thinking", state="hidden")
+
+
+def test_a_method_that_cannot_run_is_grey_and_says_why(chat: Chat) -> None:
+    options = chat.page.locator("#method option")
+    shown = dict(zip(options.all_inner_texts(), options.evaluate_all(DISABLED), strict=True))
+    assert shown["Medusa (needs drafting heads)"]
+    assert shown["Draft model (needs a draft model)"]
+    assert not shown["Lookahead"]
 
 
 def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -16,16 +15,13 @@ import pytest
 from fastapi import FastAPI
 
 from app.page.settings import Settings, read_settings
-from app.worker.events import Events
-from app.worker.messages import ModelSpec
-from speculation.registry import PAIRED, ModelEntry
+from speculation.registry import PAIRED
 from tests.support.fake_backend import FakeBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from app.page import ui
     from app.page.fields import settings_fields
-    from app.page.model_panel import ModelPanel
     from app.start import main, parse_flags
 
 
@@ -74,7 +70,7 @@ def test_fields_show_what_is_set_and_else_what_the_server_takes_as_the_default()
 def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -> None:
     async def ask() -> list[httpx.Response]:
         app = FastAPI()
-        ui.mount(app, ui.build(FakeBackend(), ModelSpec("m.gguf"), "guess"))
+        ui.mount(app, ui.build(FakeBackend(), "guess"))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             paths = ("/", "/config", "/page/page.js", "/page/math.woff2")
@@ -89,35 +85,6 @@ def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -
     assert not config.json()["connect_heartbeat"]
     assert not any(event["queue"] for event in config.json()["dependencies"])
     assert again.status_code == 304
-
-
-# The model's fields
-
-
-def test_choosing_another_model_replaces_draft_model_and_heads_by_its_own() -> None:
-    infos = {
-        "big": ModelEntry("big", Path("b.gguf"), "small", "8 GB", ("a", "b")),
-        "small": ModelEntry("small", Path("s.gguf"), None, ""),
-    }
-    note, draft, heads = ModelPanel.follow(infos, "big", "other", ["x"])
-    assert "8 GB; draft model: small; drafting heads: a, b" in note
-    assert (draft["value"], heads["value"]) == ("small", ["a", "b"])
-    for chosen, before, old in (("big", "", []), ("/a/path.gguf", "other", ["x"])):
-        _, draft, heads = ModelPanel.follow(infos, chosen, before, old)
-        assert (draft["value"], heads["value"]) == ("", [])
-
-
-def test_quotes_around_a_pasted_path_are_removed() -> None:
-    wanted = []
-
-    class Backend(FakeBackend):
-        def load(self, spec: ModelSpec, request_id: str = "") -> Events:
-            wanted.append((spec.model, spec.draft_model, spec.heads))
-            return super().load(spec)
-
-    quoted = r'"C:\My models\m.gguf"'
-    ModelPanel(Backend(), ModelSpec("small")).load(quoted, " ", [quoted], 0)
-    assert wanted == [(r"C:\My models\m.gguf", None, (r"C:\My models\m.gguf",))]
 
 
 # The program

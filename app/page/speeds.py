@@ -1,0 +1,153 @@
+"""How fast each model was on this machine, learnt from its replies and kept in the cache folder.
+
+Per model: tokens and seconds of prompts, of plain decoding and of ``auto``. What another device or
+build computed is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from uuid import uuid4
+
+from app.worker.backend import Backend
+from app.worker.messages import ChatRequest, Done, Failed
+from batching.replacing import replacing
+from speculation.drafter import BASELINE
+from speculation.system.cache_folder import cache_folder
+
+log = logging.getLogger(__name__)
+
+LEAST_TOKENS = 32  # of one reply; fewer say little
+MOST_SECONDS = 60.0  # older replies count for less beyond
+AUTO = "auto"
+_COPIED = (
+    "The old lighthouse stands on a rock near the harbour. Every evening its lamp turns, and the "
+    "ships in the bay find their way home. Last winter a storm broke three of its windows, and the "
+    "keeper repaired them himself. Visitors can climb the stairs on Sundays from ten to four. "
+)
+# What is measured when nobody has written yet: one reply with drafts to copy, and one without.
+PROMPTS = (
+    f"Copy this text word for word.\n\n{_COPIED * 3}",
+    "Tell me how bread is made, step by step.",
+)
+N_TOKENS = 96  # of each reply that is measured
+
+
+class Speeds:
+    """The speeds by model. May be used by several threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lock = Lock()
+
+    def of(self, path: Path) -> dict[str, float]:
+        """Tokens per second of a model's file: ``prompt``, ``plain`` and ``auto``, if known."""
+        found = _read().get(_key(path), {})
+        return {
+            name: round(value[0] / value[1], 1)
+            for name, value in found.items()
+            if name != "by" and value[1] > 0
+        }
+
+    def take(self, done: Done) -> None:
+        """Learn from the end of a reply that ran alone."""
+        status = self._backend.status()
+        if done.model is None or status.model != done.model or not status.facts.path:
+            return
+        name = {BASELINE: "plain", AUTO: AUTO}.get(done.method)
+        n_decoded = done.n_tokens - done.n_first
+        news = {}
+        if (n_read := done.n_prompt - done.n_reused) >= LEAST_TOKENS:
+            news["prompt"] = n_read, done.prefill_seconds
+        if name is not None and n_decoded >= LEAST_TOKENS:
+            news[name] = n_decoded, done.decode_seconds
+        if not news:
+            return
+        key = _key(Path(status.facts.path))
+        with self._lock:
+            everything = _read()
+            kept = everything.get(key, {})
+            if kept.get("by") != done.model.computed_by:
+                kept = {"by": done.model.computed_by}
+            for kind, (n, seconds) in news.items():
+                kept[kind] = _added(kept.get(kind, (0, 0.0)), n, seconds)
+            _write({**everything, key: kept})
+
+    def measure(self) -> Iterator[str]:
+        """Measure the loaded model, in some seconds; yields what is being measured.
+
+        Raises RuntimeError with the reason if a reply fails.
+        """
+        for method in (BASELINE, AUTO):
+            for prompt in PROMPTS:
+                yield method
+                request = ChatRequest(
+                    uuid4().hex,
+                    ({"role": "user", "content": prompt},),
+                    method,
+                    {"temperature": 0.0},
+                    N_TOKENS,
+                    thinking=False,
+                    memory=None,
+                    reuse=False,
+                )
+                with closing(self._backend.reply(request)) as events:
+                    for event in events:
+                        if isinstance(event, Done):
+                            self.take(event)
+                        elif isinstance(event, Failed):
+                            raise RuntimeError(event.message)
+
+
+def _added(kept: Any, n: int, seconds: float) -> tuple[float, float]:
+    """The tokens and seconds with those of one more reply."""
+    total = float(kept[0]) + n, float(kept[1]) + seconds
+    factor = min(1.0, MOST_SECONDS / total[1]) if total[1] else 1.0
+    return total[0] * factor, total[1] * factor
+
+
+def _file() -> Path:
+    return cache_folder() / "speeds.json"
+
+
+def _key(path: Path) -> str:
+    try:
+        return f"{path.name} {path.stat().st_size}"
+    except OSError:
+        return path.name
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    """What is kept; empty if there is nothing readable."""
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+        return {key: one for key, one in found.items() if _is_entry(one)}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _is_entry(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        name == "by"
+        or (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(isinstance(number, int | float) for number in pair)
+        )
+        for name, pair in value.items()
+    )
+
+
+def _write(everything: Mapping[str, Any]) -> None:
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with replacing(_file()) as file:
+            file.write(json.dumps(everything).encode())
+    except OSError as error:  # they are measured anew
+        log.warning("cannot keep the measured speeds: %s", error)

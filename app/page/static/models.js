@@ -1,0 +1,368 @@
+// The models: those on this machine, those that models.txt names, and any GGUF of the Hub.
+
+let modelList = null; // as GET page/models says, while the dialog is open
+let hubList = null; // as GET page/models/hub says
+let openedModel = ""; // whose details are shown
+let loadWith = { n_ctx: 0, kv_type: "f16" }; // what the models are to be loaded with
+const ownSpecs = {}; // of each model: { draft_model, heads }
+
+const inSize = (bytes) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
+const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
+const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
+const modelsBox = () => $("#models");
+
+async function openModels() {
+  const spec = server.status?.model?.spec;
+  if (spec) {
+    loadWith = { n_ctx: spec.n_ctx, kv_type: spec.kv_type };
+    openedModel = spec.model;
+    ownSpecs[spec.model] = { draft_model: spec.draft_model, heads: spec.heads };
+  }
+  const value = loadWith.n_ctx || "";
+  const n_ctx = h("input", { type: "number", min: 0, step: 256, value, placeholder: "own" });
+  const kv_type = h("select", {}, ...["f16", "q8_0", "f32"].map((type) => h("option", {}, type)));
+  kv_type.value = loadWith.kv_type;
+  const change = tried(async () => {
+    loadWith = { n_ctx: Math.max(0, Math.round(Number(n_ctx.value) || 0)), kv_type: kv_type.value };
+    await readModels();
+    if (hubList) await readHub(hubList.repo);
+  }, modelError);
+  n_ctx.onchange = kv_type.onchange = change;
+  const placeholder = "owner/repository on the Hub";
+  const repo = h("input", { "aria-label": "Repository on the Hub", placeholder });
+  const search = h("form", {}, repo, h("button", {}, "List files"));
+  search.onsubmit = (event) => {
+    event.preventDefault();
+    tried(() => readHub(repo.value), modelError)();
+  };
+  const path = h("input", { "aria-label": "Path or name of a model", placeholder: "Path of a .gguf file" });
+  const byPath = h("form", {}, path, h("button", {}, "Load"));
+  byPath.onsubmit = (event) => {
+    event.preventDefault();
+    if (path.value.trim()) loadModel({ model: path.value, draft_model: null, heads: [] });
+  };
+  const dialog = openDialog(
+    "Models",
+    h("p", { class: "quiet", id: "computed-by" }),
+    h(
+      "div",
+      { class: "row" },
+      h("label", { title: "--ctx; empty: the model's own, up to 8,192" }, "Context", n_ctx, "tokens"),
+      h("label", { title: "--kv-type; q8_0 takes half the memory of f16" }, "KV cache", kv_type),
+    ),
+    h("p", { class: "error", id: "load-error", role: "alert", hidden: true }),
+    h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),
+    h("div", { class: "row" }, search, byPath),
+    h("div", { id: "hub" }),
+    h("div", { id: "models" }, h("p", { class: "quiet" }, "Reading the models…")),
+  );
+  dialog.classList.add("wide", "models");
+  dialog.addEventListener("close", () => (modelList = hubList = null));
+  await tried(readModels, modelError)();
+}
+
+const modelError = () => $("#models-error") ?? $("#alert");
+
+async function readModels() {
+  const read = await api("GET", `/models?${loadQuery()}`);
+  if (!modelsBox()) return;
+  modelList = read;
+  showModels();
+}
+
+async function readHub(repo) {
+  $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
+  try {
+    hubList = await api("GET", `/models/hub?repo=${encodeURIComponent(repo)}&${loadQuery()}`);
+  } catch (error) {
+    hubList = null;
+    throw error;
+  } finally {
+    showModels();
+  }
+}
+
+let refreshing = 0;
+function refreshModels() {
+  if (!modelsBox()) return;
+  clearTimeout(refreshing);
+  refreshing = setTimeout(tried(readModels, modelError), 200);
+  showModels();
+}
+
+listeners.models = ({ transfer, measuring, error }) => {
+  if (error) setText(modelError(), error);
+  if (!modelsBox() || !modelList) return;
+  if (measuring !== undefined) modelList.is_measuring = !!measuring;
+  if (transfer && transfer.state !== "done") {
+    for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
+      if (one.name === transfer.name) one.transfer = transfer;
+    }
+    if (!document.activeElement.matches(".model select")) showModels(); // else its open list would close
+    return;
+  }
+  if (transfer && hubList) tried(() => readHub(hubList.repo), modelError)();
+  refreshModels();
+};
+
+function showModels() {
+  if (!modelList || !modelsBox()) return;
+  const focused = document.activeElement?.dataset?.key;
+  setText($("#computed-by"), modelList.computed_by);
+  setText($("#load-error"), server.status?.error ?? "");
+  const groups = [
+    ["On this machine", modelList.models.filter((one) => one.is_here)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here)],
+  ];
+  modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
+  $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
+  if (focused) $(`.models [data-key="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function modelGroup(title, models) {
+  const none = title.startsWith("Hub") ? "This repository has no GGUF of a model." : "";
+  if (!models.length && !none) return [];
+  const list = models.length ? h("ul", {}, ...models.map(modelRow)) : h("p", { class: "quiet" }, none);
+  return [h("h3", {}, title), list];
+}
+
+function modelRow(model) {
+  const isOpen = openedModel === model.name;
+  const open = () => {
+    openedModel = isOpen ? "" : model.name;
+    showModels();
+  };
+  const key = { "aria-expanded": String(isOpen), "data-key": `name ${model.name}` };
+  const name = h(
+    "button",
+    { type: "button", class: "name", onclick: open, ...key },
+    h("b", {}, model.title),
+    h("span", { class: "quiet" }, ...modelFacts(model)),
+  );
+  const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
+  const { transfer } = model;
+  const loading = server.status?.loading;
+  if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
+  if (transfer && transfer.state !== "done") row.append(...transferLines(transfer));
+  if (isOpen) row.append(modelDetails(model));
+  return row;
+}
+
+function modelFacts({ shape, fit, speeds, is_here }) {
+  const facts = [
+    shape.n_bytes && inSize(shape.n_bytes),
+    shape.size_label,
+    shape.file_type,
+    shape.n_ctx_train && `${shape.n_ctx_train.toLocaleString("en")} tokens`,
+    is_here && !shape.has_template && "no chat template",
+  ].filter(Boolean);
+  const speed = speeds.auto ?? speeds.plain;
+  const parts = [facts.join(" · ")];
+  if (fit?.fits) parts.push(" · ", h("span", { class: "fits" }, fit.is_least ? "should fit" : "fits"));
+  if (fit?.fits === false) parts.push(" · ", h("span", { class: "too-large" }, "too large"));
+  if (speed) parts.push(` · ${Math.round(speed)} tokens/s`);
+  return parts;
+}
+
+function modelActions(model) {
+  const { name, transfer } = model;
+  const act = (label, action, attributes = {}) => {
+    const key = { "aria-label": `${label}: ${model.title}`, "data-key": `${label} ${name}` };
+    return h("button", { type: "button", onclick: tried(action, modelError), ...key, ...attributes }, label);
+  };
+  const loading = server.status?.loading;
+  if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
+  if (transfer && ["running", "waiting"].includes(transfer.state)) {
+    const label = transfer.file_type ? "Cancel" : "Pause";
+    return [act(label, () => api("POST", "/models/pause", { name }))];
+  }
+  if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
+  if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
+  if (!model.can_download) return [];
+  const label = transfer?.state === "paused" ? "Resume" : "Download";
+  return [act(label, () => api("POST", "/models/download", { name }))];
+}
+
+function transferLines({ state, done, total, error, file_type }) {
+  const what = file_type ? `Converting to ${file_type}` : "Downloading";
+  const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
+  if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
+  if (file_type && state === "paused") return [];
+  const text =
+    state === "waiting" ? "Waits for another transfer"
+    : state === "paused" ? `Paused${much}`
+    : total && done === total ? "Checking the file"
+    : `${what}${much}`;
+  const bar = h("progress", total ? { max: total, value: done, "aria-label": what } : { "aria-label": what });
+  return [h("p", { class: "quiet" }, text), ...(state === "waiting" ? [] : [bar])];
+}
+
+// What a model is loaded with: its own choice, else what models.txt pairs if the loaded one has such.
+function modelSpec(model) {
+  const before = server.status?.model?.spec;
+  const usual = {
+    draft_model: before?.draft_model && model.draft ? model.draft : null,
+    heads: before?.heads?.length ? model.heads : [],
+  };
+  return { model: model.name, ...usual, ...ownSpecs[model.name] };
+}
+
+function modelDetails(model) {
+  const { name, shape, fit, speeds, faster } = model;
+  const line = (text) => text && h("p", { class: "quiet" }, text);
+  const button = (label, action) => {
+    const key = { "data-key": `${label} ${name}` };
+    return h("button", { type: "button", onclick: tried(action, modelError), ...key }, label);
+  };
+  const form = [
+    shape.architecture,
+    shape.n_layer && `${shape.n_layer} layers`,
+    shape.n_head_kv && `${shape.n_head_kv} KV heads`,
+    shape.n_layer && (shape.has_template ? "chat template" : "no chat template: it continues texts"),
+  ].filter(Boolean);
+  const measured = [
+    speeds.prompt && `reads ${Math.round(speeds.prompt)} tokens/s`,
+    speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
+    speeds.auto && `auto ${Math.round(speeds.auto)} tokens/s`,
+  ].filter(Boolean);
+  const changes = (fit?.changes ?? []).map((change) => button(change.text, () => applyChange(change)));
+  if (fit?.fits === false && model.repo && !hubList) {
+    changes.push(button("See other quantisations", () => readHub(model.repo)));
+  }
+  const row = [
+    isLoaded(model) && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
+    isLoaded(model) && button("Load again", () => loadModel(modelSpec(model))),
+    faster && button(`Convert to ${faster.file_type}`, () => convertModel(model)),
+    model.can_delete && !isLoaded(model) && button("Delete…", () => confirmModelDelete(model)),
+  ].filter(Boolean);
+  return h(
+    "div",
+    { class: "more" },
+    ...[
+      line(model.description),
+      line(form.join(" · ")),
+      line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
+      changes.length > 0 && h("div", { class: "row" }, ...changes),
+      line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
+      faster &&
+        line(
+          `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
+            `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
+        ),
+      model.trouble && h("p", { class: model.is_here ? "error" : "quiet" }, model.trouble),
+      ...modelExtras(model),
+      row.length > 0 && h("div", { class: "row" }, ...row),
+    ].filter(Boolean),
+  );
+}
+
+const NOT_MEASURED = "Not measured here yet: that is done by replies, or in some seconds by a click.";
+
+// Draft model and heads, where models.txt or the loaded model has some.
+function modelExtras(model) {
+  if (!model.is_here) return [];
+  const spec = modelSpec(model);
+  const here = modelList.models.filter((one) => one.is_here && one.name !== model.name);
+  const names = here.map((one) => one.name);
+  const now = spec.draft_model === "paired" ? model.draft : spec.draft_model;
+  const choices = [...new Set([model.draft, now, ...names].filter(Boolean))];
+  const draft = h("select", { "data-key": `draft ${model.name}` }, h("option", { value: "" }, "None"));
+  draft.append(...choices.map((name) => h("option", { value: name }, name)));
+  draft.value = now ?? "";
+  const heads = spec.heads.includes("paired") ? model.heads : spec.heads;
+  const set = (changes) => {
+    const { draft_model, heads } = modelSpec(model);
+    ownSpecs[model.name] = { draft_model, heads, ...changes };
+  };
+  draft.onchange = () => set({ draft_model: draft.value || null });
+  const title = "--draft-model; a smaller model of the same family";
+  const parts = [h("label", { title }, "Draft model", draft)];
+  const all = [...new Set([...model.heads, ...heads])];
+  if (!all.length) return parts;
+  const boxes = all.map((name) => {
+    const checked = heads.includes(name);
+    return h("input", { type: "checkbox", value: name, checked, "data-key": `heads ${model.name} ${name}` });
+  });
+  const meaning = "--heads; trained on this model, one for each method";
+  const told = h("span", { class: "quiet", title: meaning }, "Drafting heads");
+  const group = h("div", { class: "row", role: "group", "aria-label": "Drafting heads" }, told);
+  group.append(...boxes.map((box) => h("label", {}, box, box.value)));
+  group.onchange = () => set({ heads: boxes.filter((box) => box.checked).map((box) => box.value) });
+  return [...parts, group];
+}
+
+async function applyChange({ n_ctx, kv_type, model }) {
+  if (model) {
+    openedModel = model;
+    return showModels();
+  }
+  loadWith = { n_ctx: n_ctx ?? loadWith.n_ctx, kv_type: kv_type ?? loadWith.kv_type };
+  $(".models input[type=number]").value = loadWith.n_ctx || "";
+  $(".models .row select").value = loadWith.kv_type;
+  await readModels();
+}
+
+const loadModel = tried(async (spec) => {
+  await api("POST", "/models/load", { ...spec, ...loadWith });
+  refreshModels();
+}, modelError);
+
+async function measureModel() {
+  if (modelList.is_measuring) return;
+  modelList.is_measuring = true;
+  showModels();
+  await api("POST", "/models/measure");
+}
+
+const convertModel = ({ name }) => api("POST", "/models/convert", { name });
+
+function confirmModelDelete({ name, title, shape }) {
+  const dialog = openDialog(
+    "Delete this model’s file?",
+    h("p", {}, `${title} takes ${inSize(shape.n_bytes)} on disk. Deleting it cannot be undone.`),
+    h(
+      "div",
+      { class: "row answers" },
+      h(
+        "button",
+        {
+          type: "button",
+          class: "primary",
+          onclick: tried(async () => {
+            dialog.close();
+            const { freed } = await api("DELETE", "/models/files", { name });
+            notify(`Deleted ${title}: ${inSize(freed)} are free again`);
+          }, modelError),
+        },
+        "Delete",
+      ),
+      h("button", { type: "button", onclick: () => dialog.close() }, "Keep"),
+    ),
+  );
+}
+
+// A method needs something that is not loaded, and models.txt pairs it with the model.
+function offerMissing(method, { setting, offer }) {
+  const { spec, name } = server.status.model;
+  const load = () => {
+    dialog.close();
+    changeSettings({ method, parameters: {} });
+    const { model, draft_model, heads, n_ctx, kv_type } = spec;
+    const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
+    loadWith = { n_ctx, kv_type };
+    loadModel({ model, draft_model, heads, ...beside });
+  };
+  const text =
+    `Load ${name} again with ${offer.join(", ")}? ` +
+    "A file that is not on this machine is downloaded first.";
+  const dialog = openDialog(
+    `The method ${titleOf(method)} needs ${NEEDS[setting]}`,
+    h("p", {}, text),
+    h(
+      "div",
+      { class: "row answers" },
+      h("button", { type: "button", class: "primary", onclick: load }, "Load"),
+      h("button", { type: "button", onclick: () => dialog.close() }, "Not now"),
+    ),
+  );
+}

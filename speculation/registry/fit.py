@@ -1,0 +1,191 @@
+"""Whether a model fits into memory, and which change would make it fit. Pure: reads no hardware.
+
+The estimate is that of the engine's process: weights, KV cache, what llama.cpp computes a batch
+with, and the process itself. Against the memory that the process really had, after a prompt of
+3,000 tokens: SmolLM2 135M Q8_0 with 8,192 tokens 514 and 501 MiB, with 2,048 tokens 379 and
+364 MiB, with a q8_0 cache 429 and 396 MiB; the bundled model 149 and 156 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from batching.llama.context_params import ContextParams
+from batching.llama.device_memory import KV_BYTES
+from speculation.registry.describe import Shape
+
+USUAL_CTX = 8192  # the most that a context has if nobody asks for more
+LEAST_CTX = 1024  # below, no chat is worth suggesting
+_N_BATCH = ContextParams.n_batch
+PROCESS = 90 * 2**20  # Python and its libraries
+_MIB, _GIB = 2**20, 2**30
+
+
+class Wanted(NamedTuple):
+    """How a model is to be loaded: ``n_ctx`` 0 is its own, ``n_gpu_layers`` None all that fit."""
+
+    n_ctx: int = 0
+    kv_type: str = "f16"
+    n_gpu_layers: int | None = None
+
+
+class Memory(NamedTuple):
+    """Bytes that are free if no model is loaded; None: not known. ``devices`` by name."""
+
+    main: int | None
+    devices: tuple[tuple[str, int], ...] = ()
+
+
+class Need(NamedTuple):
+    """Bytes of the weights, the KV cache, and all else."""
+
+    weights: int
+    cache: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class Smaller(NamedTuple):
+    """A file with a smaller quantisation of the same model."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would make a model fit: a sentence, and the settings or the model to take."""
+
+    text: str
+    n_ctx: int | None = None
+    kv_type: str | None = None
+    n_gpu_layers: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a model fits; ``fits`` None: not known. ``is_least``: only its size is known.
+
+    main, devices  bytes that it needs in main memory and on the devices
+    """
+
+    fits: bool | None
+    need: Need
+    main: int
+    devices: int
+    sentence: str
+    changes: tuple[Change, ...] = ()
+    is_least: bool = False
+
+
+def need(shape: Shape, wanted: Wanted) -> Need:
+    """What a model needs, in bytes."""
+    n_ctx = wanted.n_ctx or min(shape.n_ctx_train, USUAL_CTX)
+    per_row = shape.n_vocab + 4 * shape.n_embd + 2 * shape.n_ff
+    cache = int(n_ctx * shape.kv_values * KV_BYTES[wanted.kv_type])
+    return Need(shape.n_bytes, cache, PROCESS + 4 * _N_BATCH * per_row)
+
+
+def fit(shape: Shape, wanted: Wanted, memory: Memory, smaller: Sequence[Smaller] = ()) -> Fit:
+    """Whether a model fits, and else the changes after each of which it does."""
+    found = _fit(shape, wanted, memory)
+    if 0 < shape.n_ctx_train < wanted.n_ctx:
+        told = f"{found.sentence} The model was trained for {shape.n_ctx_train:,} tokens."
+        found = replace(found, sentence=told)
+    if found.fits is not False:
+        return found
+    return replace(found, changes=_changes(shape, wanted, memory, smaller))
+
+
+def _fit(shape: Shape, wanted: Wanted, memory: Memory) -> Fit:
+    needed = need(shape, wanted)
+    layers = needed.weights + needed.cache
+    share = _share_on_devices(shape, wanted, memory, layers)
+    on_devices = int(layers * share)
+    main = layers - on_devices + needed.compute
+    is_least = not shape.n_layer
+    room = _room(memory)
+    if share and on_devices > room:
+        names = " and ".join(name for name, _ in memory.devices)
+        told = f"{wanted.n_gpu_layers} layers need {in_words(on_devices)} on {names}"
+        sentence = f"{told}, where {in_words(room)} are free."
+        return Fit(False, needed, main, on_devices, sentence, (), is_least)
+    if memory.main is None:
+        return Fit(None, needed, main, on_devices, f"Needs {in_words(main)}.", (), is_least)
+    fits = main <= memory.main
+    least = "at least " if is_least else ""
+    beside = f" and {in_words(on_devices)} on the GPU" if on_devices else ""
+    parts = f"{in_words(needed.weights)} weights, {in_words(needed.cache)} KV cache"
+    told = "" if is_least else f" ({parts}, {in_words(needed.compute)} to compute with)"
+    sentence = f"Needs {least}{in_words(main)}{beside}{told}; {in_words(memory.main)} are free."
+    return Fit(fits, needed, main, on_devices, sentence, (), is_least)
+
+
+def _room(memory: Memory) -> int:
+    """What the devices have for layers: a part stays free, as when llama.cpp loads."""
+    free = sum(free for _, free in memory.devices)
+    return free - min(_GIB, free // 8)
+
+
+def _share_on_devices(shape: Shape, wanted: Wanted, memory: Memory, layers: int) -> float:
+    """The share of the layers that is on the devices."""
+    if not memory.devices or not layers:
+        return 0.0
+    if wanted.n_gpu_layers is not None:
+        return min(1.0, wanted.n_gpu_layers / (shape.n_layer + 1))
+    n_layer = shape.n_layer + 1  # the output matrix counts as one
+    return min(n_layer, _room(memory) * n_layer // layers) / n_layer
+
+
+def _changes(
+    shape: Shape, wanted: Wanted, memory: Memory, smaller: Sequence[Smaller]
+) -> tuple[Change, ...]:
+    """The changes by themselves, the least first; then several together."""
+    found = []
+
+    def holds(other: Wanted) -> bool:
+        return _fit(shape, other, memory).fits is True
+
+    if wanted.n_gpu_layers:
+        layers = range(wanted.n_gpu_layers - 1, -1, -1)
+        n = next((n for n in layers if holds(wanted._replace(n_gpu_layers=n))), None)
+        if n is not None:
+            found.append(Change(f"Put {n} layers on the GPU", n_gpu_layers=n))
+    packed = wanted._replace(kv_type="q8_0")
+    if shape.kv_values and wanted.kv_type != "q8_0" and holds(packed):
+        found.append(Change("Use a q8_0 KV cache", kv_type="q8_0"))
+    # Below the wanted one, and not beyond what the model was trained for.
+    n_ctx = min(wanted.n_ctx or USUAL_CTX, shape.n_ctx_train + 1)
+    for start, with_kv in ((wanted, ""), (packed, " and a q8_0 KV cache")):
+        fitting = [n for n in _contexts(n_ctx) if holds(start._replace(n_ctx=n))]
+        if shape.kv_values and fitting:
+            text = f"Use a context of {fitting[0]:,} tokens{with_kv}"
+            kv_type = start.kv_type if with_kv else None
+            found.append(Change(text, n_ctx=fitting[0], kv_type=kv_type))
+            break
+    lighter = sorted(smaller, key=lambda one: -one.n_bytes)
+    for other in lighter:
+        if other.n_bytes < shape.n_bytes:
+            changed = replace(shape, n_bytes=other.n_bytes)
+            if _fit(changed, wanted, memory).fits:
+                text = f"Take a smaller quantisation: {other.name}, {in_words(other.n_bytes)}"
+                found.append(Change(text, model=other.name))
+                break
+    return tuple(found)
+
+
+def _contexts(n_ctx: int) -> list[int]:
+    """Powers of two below ``n_ctx``, the largest first."""
+    powers = [LEAST_CTX << bits for bits in range(20)]
+    return [n for n in reversed(powers) if n < n_ctx]
+
+
+def in_words(n_bytes: int) -> str:
+    """``1.2 GiB`` or ``340 MiB``."""
+    return f"{n_bytes / _GIB:.1f} GiB" if n_bytes >= _GIB else f"{n_bytes / _MIB:.0f} MiB"

