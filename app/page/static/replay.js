@@ -88,7 +88,9 @@ function showStep(wanted) {
   mark.style.width = `${(msOf(now) / total) * 100}%`;
   const before = steps.slice(0, at).flatMap(piecesOf).join("");
   $("#so-far").replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
-  const none = "No drafts in this step: the model wrote one token.";
+  const none = at
+    ? "No drafts in this step: the model wrote one token."
+    : "No drafts in this step, which also reads the end of the prompt.";
   const tree = $("#tree");
   tree.replaceChildren(nodes.length ? treeOf(now) : h("p", { class: "quiet" }, none));
   const end = $("em", tree); // where the accepted drafts end
