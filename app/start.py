@@ -334,7 +334,7 @@ def _listen(
         try:
             chats = Chats(backend, flags.chats)
         except StoreError as error:
-            sys.exit(f"error: {error}")
+            sys.exit(f"error: {error} Name another file with --chats.")
         add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
         page_models.add_routes(app, chats, spec)
         from app.page.ui import build, mount  # Gradio takes seconds to import
