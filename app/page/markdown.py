@@ -76,13 +76,9 @@ class Marks:
         return at
 
 
-def render(text: str, marks: Marks | None = None, at: int = 0) -> str:
-    """A text as HTML; ``at`` is its offset in the text that the marks belong to."""
-    return "".join(render_blocks(text, marks, at))
-
-
 def render_blocks(text: str, marks: Marks | None = None, at: int = 0) -> list[str]:
-    """The blocks of a text as HTML: paragraphs, lists, blocks of code and so on."""
+    """The blocks of a text as HTML: paragraphs, lists, blocks of code and so on. ``at`` is its
+    offset in the text that the marks belong to."""
     env: Env = {"marks": marks, "at": at}
     return _blocks(_markdown.parse(_with_newlines(text), env), env)
 
@@ -110,11 +106,6 @@ class Growing:
         self._settled = ""  # the source of the blocks that can no longer change
         self._n_settled = 0  # the number of these blocks
         self._references: dict[str, Any] = {}
-
-    def render(self, text: str, marks: Marks, at: int = 0) -> str:
-        """The whole text as HTML; it may have grown since the last call."""
-        self.update(text, marks, at)
-        return "".join(self.blocks)
 
     def update(self, text: str, marks: Marks, at: int = 0) -> int | None:
         """Render the text, which may have grown. Returns the number of the first block that

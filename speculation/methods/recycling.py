@@ -5,8 +5,8 @@ They are free, because the target computes them anyway. Each step grows a tree t
 from the text's last token, best path first, and updates the table from its rows. Luo et al. 2024,
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling",
 arXiv 2408.08696. The paper's tree has a shape fixed by ranks; here it follows the successors'
-calibrated probabilities, and only accepted rows update the
-table: each costs a partial sort of the vocabulary.
+calibrated probabilities, and only accepted rows update the table: each costs a partial sort of the
+vocabulary.
 """
 
 from __future__ import annotations
