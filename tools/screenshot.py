@@ -165,7 +165,8 @@ def opened(
         viewport={"width": width, "height": height},
         color_scheme="dark" if theme == "dark" else "light",
     )
-    page.goto(address)
+    answer = page.goto(address)
+    assert answer is not None and answer.ok, answer and answer.text()
     page.wait_for_selector("#gauge", state="visible", timeout=WAIT)
     page.wait_for_selector("#loading", state="hidden", timeout=WAIT)
     yield page
