@@ -130,7 +130,7 @@ function playRace(film = null) {
       one.lane.classList.toggle("over", one.n === tokens.length);
     }
     if (now >= longest && !verdict.firstChild) {
-      verdict.append(h("b", {}, result.sentence), ` ${endOf(result)}`);
+      verdict.append(h("b", {}, result.sentence), `. ${endOf(result)}`);
     }
     film?.paint(now);
     if (now < longest + (film ? LAST_SECONDS * rate : 0)) race.frame = requestAnimationFrame(draw);

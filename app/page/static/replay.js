@@ -62,7 +62,7 @@ function showReplay(place) {
       slow,
     ),
     h("p", { id: "step-title" }),
-    h("p", { id: "so-far", dir: "auto" }),
+    h("p", { id: "so-far", dir: "auto", tabindex: 0, role: "group", "aria-label": "The text so far" }),
     h("div", { id: "tree", tabindex: 0, role: "group", "aria-label": "Drafts of this step" }),
     h("div", { id: "phases" }),
   );
@@ -90,7 +90,9 @@ function showStep(wanted) {
   mark.style.left = `${(starts[at] / total) * 100}%`;
   mark.style.width = `${(msOf(now) / total) * 100}%`;
   const before = steps.slice(0, at).flatMap(piecesOf).join("");
-  $("#so-far").replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
+  const text = $("#so-far");
+  text.replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
+  text.scrollTop = text.scrollHeight;
   const none = at
     ? "No drafts in this step: the model wrote one token."
     : "No drafts in this step, which also reads the end of the prompt.";
