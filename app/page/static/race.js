@@ -196,7 +196,7 @@ function painterOf({ result, said }, rate = 1) {
     write(server.status?.model?.name ?? "", pad, 64);
     write(said.split("\n")[0].slice(0, 110), pad, 96);
     const pace = rate > 1 ? `, played ${rate.toFixed(1)} times as fast` : "";
-    write(`Made with Speculation, as measured on this machine${pace}`, pad, height - 40);
+    write(`Made with Speculation, as measured on this machine${pace}`, pad, height - 34);
     lanes.forEach(({ run, lines, isRtl }, n) => {
       const x = pad + n * (column + gap);
       const seconds = Math.min(now, secondsOf(run));
@@ -227,9 +227,11 @@ function painterOf({ result, said }, rate = 1) {
     });
     if (now < longestOf(result)) return;
     use("ink", 30, 600);
-    write(result.sentence, pad, 590);
+    write(result.sentence, pad, 580);
     use("quiet", 22);
-    write(endOf(result), pad, 628);
+    linesOf(context, [[0, endOf(result)]], width - 2 * pad).forEach(({ text }, n) =>
+      write(text, pad, 616 + n * 26),
+    );
   };
   return { canvas, paint };
 }
