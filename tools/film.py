@@ -85,4 +85,3 @@ def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> 
         method=4,
     )
     print(f"{path}: {len(images)} frames, {sum(seconds):.1f} s, {path.stat().st_size / 1e6:.2f} MB")
-
