@@ -3,6 +3,7 @@
 const MOST_TOKENS = 256; // of each run, so that a race takes seconds
 const MOST_SECONDS = 20; // of a film, which is faster than the race if that took longer
 const LAST_SECONDS = 2; // for which a film shows the result
+const MOST_GONE = 1000; // ms between two frames: longer ones come from a hidden page, which waits
 const FILM =
   window.MediaRecorder && ["video/webm", "video/mp4"].find((type) => MediaRecorder.isTypeSupported(type));
 let race = null; // of the open dialog: { id: of the race that runs, early, result, … }
@@ -115,9 +116,12 @@ function playRace(film = null) {
   for (const { lane } of lanes) $(".lane-text", lane).replaceChildren();
   const longest = longestOf(result);
   const rate = film?.rate ?? 1;
-  const began = performance.now();
+  let now = 0;
+  let before = performance.now();
   const draw = () => {
-    const now = ((performance.now() - began) / 1000) * rate;
+    const gone = performance.now() - before;
+    before += gone;
+    now += (Math.min(gone, MOST_GONE) / 1000) * rate;
     for (const one of lanes) {
       const { tokens } = one.run;
       const text = $(".lane-text", one.lane);
@@ -163,6 +167,9 @@ function saveFilm() {
     recorder.onstop = () => download(new Blob(parts, { type: FILM }), `race.${FILM.split("/")[1]}`);
     recorder.stop();
     setText(note, "The film is saved.");
+  };
+  document.onvisibilitychange = () => {
+    if (recorder.state !== "inactive") document.hidden ? recorder.pause() : recorder.resume();
   };
   playRace({ paint, rate, save });
   race.recorder = recorder;
