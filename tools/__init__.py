@@ -9,8 +9,7 @@ Run them from the root of a checkout; ``--help`` lists the options of each.
     python -m tools.gpu_report   everything that a GPU may change, in one report
     python -m tools.replay       the policy of ``auto`` on recorded steps
     python -m tools.upscale      a larger model with the same logits
-    python -m tools.screenshot   the screenshot for the docs
-    python -m tools.film         the film for the README
+    python -m tools.screenshot   the screenshot for the docs and the film for the README
 
 ``run`` and ``check`` install, start and check the project.
 """

@@ -1,6 +1,4 @@
-"""Makes ``docs/race.webp``: a race of plain decoding and ``auto`` in the page.
-
-python -m tools.film [--model NAME] [--threads N] [--out FILE]
+"""Films a race of plain decoding and ``auto`` in the page, for ``tools.screenshot``.
 
 The browser's own frames, at the times at which it showed them. Only the time in which the race is
 measured is cut: the page plays it afterwards, as measured on this machine.
@@ -8,7 +6,6 @@ measured is cut: the page plays it afterwards, as measured on this machine.
 
 from __future__ import annotations
 
-import argparse
 import io
 import time
 from base64 import b64decode
@@ -21,10 +18,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Page
 
-from speculation.registry import default_model
-from tools.screenshot import EDIT, ROOT, WAIT, browser, opened, serving
-
-WIDTH, HEIGHT = 960, 700
+EDIT = "Change a line of code"  # a prompt of the start page
+WAIT = 300_000  # ms
 LEAST = 0.04  # seconds between two frames: what comes sooner takes the place of the one before
 LAST = 2.5  # seconds for which the last frame stays
 
@@ -60,24 +55,9 @@ class Recording:
         self.times = [shown if shown < start else shown - (end - start) for shown in times]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make docs/race.webp.")
-    parser.add_argument("--model", default=default_model())
-    parser.add_argument("--threads", default="1")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "race.webp")
-    flags = parser.parse_args()
-    with (
-        serving(flags.model, flags.threads) as address,
-        browser() as chromium,
-        opened(chromium, address, (WIDTH, HEIGHT)) as page,
-    ):
-        recording = Recording(page)
-        race(page, recording)
-    write(recording.images, recording.times, flags.out)
-
-
-def race(page: Page, recording: Recording) -> None:
-    """Race on a prompt of the start page, and wait until the race has been played."""
+def film(page: Page, path: Path) -> None:
+    """Race on a prompt of the start page, until the race has been played."""
+    recording = Recording(page)
     page.wait_for_timeout(1000)  # until nothing moves
     recording.start()
     page.wait_for_timeout(1500)
@@ -89,6 +69,7 @@ def race(page: Page, recording: Recording) -> None:
     page.wait_for_selector(".verdict b", timeout=WAIT)
     page.wait_for_timeout(1000)
     recording.cut(measured, played)
+    write(recording.images, recording.times, path)
 
 
 def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> None:
@@ -104,7 +85,3 @@ def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> 
         method=4,
     )
     print(f"{path}: {len(images)} frames, {sum(seconds):.1f} s, {path.stat().st_size / 1e6:.2f} MB")
-
-
-if __name__ == "__main__":
-    main()

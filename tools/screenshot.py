@@ -1,8 +1,9 @@
-"""Takes pictures of the page, with the default model: ``docs/screenshot.png``, or many to look at.
+"""Takes pictures of the page with the default model: ``screenshot.png`` and a film, ``race.webp``.
 
 python -m tools.screenshot [--model NAME] [--threads N] [--all FOLDER]
 
-With ``--all``, the main states in both themes at three widths, in a folder.
+They are written to ``docs``. With ``--all``, a folder gets the film, and pictures of the main
+states in both themes at three widths.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tempfile import TemporaryDirectory
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from speculation.registry import default_model
+from tools.film import EDIT, WAIT, film
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SIZES = {"desktop": (1280, 800), "tablet": (834, 1112), "phone": (390, 844)}
-EDIT = "Change a line of code"  # a prompt of the start page
-WAIT = 300_000  # ms
+FILM = (960, 700)
 
 
 def main() -> None:
@@ -35,22 +36,28 @@ def main() -> None:
     parser.add_argument("--threads", default="1")
     parser.add_argument("--all", type=Path, metavar="FOLDER")
     flags = parser.parse_args()
+    folder = flags.all or ROOT / "docs"
+    folder.mkdir(parents=True, exist_ok=True)
     with serving(flags.model, flags.threads) as address, browser() as chromium:
+        with opened(chromium, address, FILM) as page:
+            film(page, folder / "race.webp")
         with opened(chromium, address) as page:
             ask(page)
             if not flags.all:
                 show_replay(page)
-                page.wait_for_timeout(600)  # for the last transitions
-                page.screenshot(path=ROOT / "docs" / "screenshot.png")
+                picture(page, folder / "screenshot.png")
                 return
-        flags.all.mkdir(parents=True, exist_ok=True)
         for theme in ("light", "dark"):
             for size in SIZES:
                 with opened(chromium, address, size, theme) as page:
                     for name, state in STATES.items():
                         state(page)
-                        page.wait_for_timeout(600)  # for the last transitions
-                        page.screenshot(path=flags.all / f"{name}-{size}-{theme}.png")
+                        picture(page, folder / f"{name}-{size}-{theme}.png")
+
+
+def picture(page: Page, path: Path) -> None:
+    page.wait_for_timeout(600)  # for the last transitions
+    page.screenshot(path=path)
 
 
 def ask(page: Page) -> None:
@@ -165,7 +172,8 @@ def opened(
         viewport={"width": width, "height": height},
         color_scheme="dark" if theme == "dark" else "light",
     )
-    page.goto(address)
+    answer = page.goto(address)
+    assert answer is not None and answer.ok, answer and answer.text()
     page.wait_for_selector("#gauge", state="visible", timeout=WAIT)
     page.wait_for_selector("#loading", state="hidden", timeout=WAIT)
     yield page

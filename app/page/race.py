@@ -188,7 +188,7 @@ def _parting(backend: Backend, request: ChatRequest, pair: tuple[Run, Run]) -> s
                     why = f": {run.method} {what}"
     elif at < min(len(run.ids) for run in pair):
         why = _near_tie(backend, request, pair, at)
-    return f"the texts part at token {at + 1}, character {character + 1}{why}"
+    return f"The texts part at token {at + 1}, character {character + 1}{why}"
 
 
 def _near_tie(backend: Backend, request: ChatRequest, pair: tuple[Run, Run], at: int) -> str:

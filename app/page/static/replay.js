@@ -3,10 +3,9 @@
 // A step is [draft_ms, decode_ms, accept_ms, rows, n_texts, nodes, path, bonus]; nodes are
 // [parent, piece, source] with parent -1 for the root, and path has the numbers of the accepted ones.
 
-let replay = null; // { turn, sources, steps, starts, total, at, timer }
+let replay = null; // { sources, steps, starts: ms before each step and in all, at, frame }
 
-const SLOWEST = 400; // ms at most that a step is shown for, times the slowness
-const LEAST_SHOWN = 40;
+const FIRST = 400; // ms of the first step that are played: it also reads the end of the prompt
 const SLOW = [
   [1, "as it was"],
   [4, "¼ as fast"],
@@ -17,21 +16,27 @@ const tokensOf = (one) => one[6].length + (one[7] ? 1 : 0);
 const msOf = ([draft, decode, accept]) => draft + decode + accept;
 
 async function openReplay(turn) {
+  stopReplay();
   openDrawer("replay");
   const place = $("#replay");
   place.replaceChildren(h("p", { class: "quiet" }, "Reading the steps"));
+  const opened = (replay = { starts: [0], at: 0, frame: 0 });
   try {
-    const { sources, steps } = await api("GET", `/turns/${turn.id}/steps`);
-    let total = 0;
-    const starts = steps.map((one) => (total += msOf(one)) - msOf(one));
-    replay = { turn, sources, steps, starts, total, at: 0, timer: 0 };
+    Object.assign(opened, await api("GET", `/turns/${turn.id}/steps`));
   } catch (error) {
-    replay = null;
-    place.replaceChildren(h("p", { class: "error", role: "alert" }, error.message));
+    if (replay === opened) place.replaceChildren(h("p", { class: "error", role: "alert" }, error.message));
     return;
   }
+  if (replay !== opened) return; // another one was opened meanwhile
+  for (const one of replay.steps) replay.starts.push(replay.starts.at(-1) + msOf(one));
   showReplay(place);
   showStep(0);
+  requestAnimationFrame(() => focusInDrawer($("#scrubber")));
+}
+
+function stepAt(ms) {
+  const at = replay.starts.findLastIndex((start) => start <= ms);
+  return Math.min(Math.max(at, 0), replay.steps.length - 1);
 }
 
 function showReplay(place) {
@@ -40,15 +45,7 @@ function showReplay(place) {
   const scrubber = h("input", { id: "scrubber", "aria-label": "Step", ...range });
   scrubber.oninput = () => showStep(Number(scrubber.value));
   const bars = h("div", { class: "bars" }, cellsOf(steps.map((one) => [msOf(one), tokensOf(one)])), h("i"));
-  bars.onclick = ({ offsetX }) => {
-    const ms = (offsetX / bars.clientWidth) * replay.total;
-    showStep(
-      Math.max(
-        0,
-        replay.starts.findLastIndex((start) => start <= ms),
-      ),
-    );
-  };
+  bars.onclick = ({ offsetX }) => showStep(stepAt((offsetX / bars.clientWidth) * replay.starts.at(-1)));
   const slow = h("select", { id: "slow", "aria-label": "Speed" });
   for (const [value, text] of SLOW) slow.append(h("option", { value }, text));
   slow.value = 4;
@@ -64,30 +61,38 @@ function showReplay(place) {
       scrubber,
       slow,
     ),
-    h("p", { id: "step-title", role: "status" }),
-    h("p", { id: "so-far", dir: "auto" }),
+    h("p", { id: "step-title" }),
+    h("p", { id: "so-far", dir: "auto", tabindex: 0, role: "group", "aria-label": "The text so far" }),
     h("div", { id: "tree", tabindex: 0, role: "group", "aria-label": "Drafts of this step" }),
     h("div", { id: "phases" }),
   );
 }
 
 function showStep(wanted) {
-  const { steps, starts, total } = replay;
+  const { steps, starts } = replay;
+  const total = starts.at(-1);
   const at = Math.min(Math.max(wanted, 0), steps.length - 1);
   replay.at = at;
   const now = steps[at];
-  const [draft, decode, accept, rows, nTexts, nodes] = now;
-  $("#scrubber").value = at;
+  const [draft, decode, accept, rows, nTexts, nodes, path] = now;
+  const scrubber = $("#scrubber");
+  scrubber.value = at;
   const n = tokensOf(now);
-  const ms = msOf(now).toFixed(1);
-  const what = `Step ${at + 1} of ${steps.length}: ${n === 1 ? "1 token" : `${n} tokens`} in ${ms} ms`;
-  $("#scrubber").ariaValueText = what;
-  setText($("#step-title"), what);
+  const tokens = n === 1 ? "1 token" : `${n} tokens`;
+  const drafts = nodes.length ? `, ${path.length} of ${nodes.length} drafts accepted` : "";
+  const what = `Step ${at + 1} of ${steps.length}: ${tokens} in ${msOf(now).toFixed(1)} ms${drafts}`;
+  scrubber.ariaValueText = what;
+  const title = $("#step-title");
+  // The scrubber announces its step itself, and while the replay plays there are too many.
+  title.ariaLive = replay.frame || document.activeElement === scrubber ? "off" : "polite";
+  setText(title, what);
   const mark = $(".bars i");
   mark.style.left = `${(starts[at] / total) * 100}%`;
   mark.style.width = `${(msOf(now) / total) * 100}%`;
   const before = steps.slice(0, at).flatMap(piecesOf).join("");
-  $("#so-far").replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
+  const text = $("#so-far");
+  text.replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
+  text.scrollTop = text.scrollHeight;
   const none = at
     ? "No drafts in this step: the model wrote one token."
     : "No drafts in this step, which also reads the end of the prompt.";
@@ -144,28 +149,37 @@ function treeOf([, , , , , nodes, path, bonus]) {
 const shown = (piece) => piece.replaceAll("\n", "↵").replaceAll(" ", "\u00a0") || "∅";
 
 function play() {
-  if (replay.timer) return stopReplay();
-  if (replay.at === replay.steps.length - 1) showStep(0);
-  const button = $("#play");
-  button.replaceChildren(icon("pause"));
-  button.ariaLabel = button.title = "Pause";
-  const next = () => {
-    if (replay.at >= replay.steps.length - 1) return stopReplay();
-    showStep(replay.at + 1);
-    wait();
+  if (replay.frame) return stopReplay();
+  const { starts } = replay;
+  const last = replay.steps.length - 1;
+  if (replay.at === last) showStep(0);
+  showButton("pause", "Pause");
+  let { at } = replay;
+  let ms = at ? starts[at] : Math.max(0, starts[1] - FIRST);
+  let before = performance.now();
+  const tick = (now) => {
+    if (at !== replay.at) ms = starts[(at = replay.at)]; // the user went there
+    ms += (now - before) / Number($("#slow").value);
+    before = now;
+    if (ms >= starts.at(-1)) {
+      showStep(last);
+      return stopReplay();
+    }
+    if (at !== stepAt(ms)) showStep((at = stepAt(ms)));
+    replay.frame = requestAnimationFrame(tick);
   };
-  const wait = () => {
-    const ms = Math.min(msOf(replay.steps[replay.at]), SLOWEST) * Number($("#slow").value);
-    replay.timer = setTimeout(next, Math.max(ms, LEAST_SHOWN));
-  };
-  wait();
+  replay.frame = requestAnimationFrame(tick);
 }
 
 function stopReplay() {
-  if (!replay?.timer) return;
-  clearTimeout(replay.timer);
-  replay.timer = 0;
+  if (!replay?.frame) return;
+  cancelAnimationFrame(replay.frame);
+  replay.frame = 0;
+  showButton("play", "Play");
+}
+
+function showButton(name, label) {
   const button = $("#play");
-  button.replaceChildren(icon("play"));
-  button.ariaLabel = button.title = "Play";
+  button.replaceChildren(icon(name));
+  button.ariaLabel = button.title = label;
 }

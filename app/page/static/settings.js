@@ -79,8 +79,15 @@ function openDrawer(shows) {
   toggle(side, true);
   requestAnimationFrame(() => {
     if (shows === "settings") showFields(); // Gradio has opened it by now
-    $("#close-drawer").focus();
+    focusInDrawer($("#close-drawer"));
   });
+}
+
+// Focuses a part of the drawer, which is not yet visible in the frame in which it opens.
+function focusInDrawer(part) {
+  if (!part.isConnected || !isOpen(drawer())) return;
+  part.focus();
+  if (document.activeElement !== part) requestAnimationFrame(() => focusInDrawer(part));
 }
 
 function closeDrawer() {

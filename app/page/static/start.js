@@ -12,7 +12,7 @@ function startCards() {
       send();
     };
     const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
-    $(".race-card", card).onclick = () => openRace({ prompt, start: true });
+    $(".race-card", card).onclick = () => openRace({ prompt, said: text, start: true });
     $(".race-card", card).prepend(icon("race"));
   }
   makeGroup($("#start .cards"));

@@ -146,15 +146,19 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
     chat.ask("the fox the fox")
     page.focus(f"{LAST} .cells")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#scrubber")
+    page.wait_for_function("document.activeElement.id === 'scrubber'")
     n = int(page.get_attribute("#scrubber", "max"))
-    page.focus("#scrubber")
     drafted = 0
     for step in range(1, n + 1):
         page.keyboard.press("ArrowRight")
         page.wait_for_selector(f"#step-title:has-text('Step {step + 1} of {n + 1}:')")
         drafted += page.locator("#tree b").count()
     assert drafted > 0
+    said = page.evaluate("document.activeElement.ariaValueText")
+    assert said == page.inner_text("#step-title")
+    assert page.get_attribute("#step-title", "aria-live") == "off"  # not announced twice
+    page.get_by_role("button", name="Previous step").click()
+    assert page.get_attribute("#step-title", "aria-live") == "polite"
     assert page.inner_text("#tree small >> nth=0").strip() != ""
     page.keyboard.press("Home")
     page.select_option("#slow", "1")
@@ -176,6 +180,12 @@ def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
     with page.expect_download() as picture:
         page.get_by_role("button", name="Save a picture").click()
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+    with page.expect_download() as film:
+        page.get_by_role("button", name="Save a film").click()
+    assert Path(film.value.path()).read_bytes().startswith(b"\x1a\x45\xdf\xa3")  # WebM
+    assert film.value.suggested_filename == "race.webm"
+    page.get_by_role("button", name="Race again").click()
+    page.wait_for_selector(".verdict b")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog.race", state="detached")
 

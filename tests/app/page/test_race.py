@@ -99,9 +99,9 @@ def parting(a: Sequence[str], b: Sequence[str], probe: Sequence[Event] = (), **m
 
 def test_where_texts_part_and_why_is_told_if_it_is_known() -> None:
     a, b = ["xy", "abc"], ["xy", "abd?"]
-    assert parting(a, ["xy"]) == "the texts part at token 2, character 3"
+    assert parting(a, ["xy"]) == "The texts part at token 2, character 3"
     assert parting(a, b, sampling={"temperature": 0.5}) == (
-        "the texts part at token 2, character 5: draft:verify=rejection draws its tokens in "
+        "The texts part at token 2, character 5: draft:verify=rejection draws its tokens in "
         "another way, from the same probabilities"
     )
     for share, why in ((0.48, " (50% and 48%)"), (0.2, "")):
