@@ -58,6 +58,7 @@ class CopyDrafter(Drafter):
         self._p_min = p_min
         self._copy: Copy | None = None  # of this step
         self._outcomes: list[tuple[Copy, list[int]]] = []  # copies and actual tokens to learn
+        self._foreseen: tuple[int, int] | None = None  # the next token, if not drafted; its cell
 
     def _find(self, tokens: Sequence[int]) -> Copy | None:
         """What to copy after ``tokens``, the whole text; None = nothing."""
@@ -65,9 +66,26 @@ class CopyDrafter(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._acceptance.new_text()
+        self._foreseen = None
+
+    def promise(self, tokens: Sequence[int]) -> float:
+        self._foreseen = foreseen = self._foresee(tokens)
+        return 0.0 if foreseen is None else self._acceptance.prob(foreseen[1])
+
+    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """The next token and the cell of its acceptance, without comparing all there is."""
+        raise NotImplementedError
+
+    def _compare(self, token: int) -> None:
+        """Learn whether the text went on as foreseen, though nothing was drafted."""
+        if self._foreseen is not None:
+            foreseen, cell = self._foreseen
+            self._acceptance.learn(cell, accepted=foreseen == token)
+            self._foreseen = None
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._copy = copy = self._find(tokens)
+        self._foreseen = None
         if copy is None:
             return
         n = min(len(copy.tokens), budget.room(tree), budget.max_depth)

@@ -21,6 +21,7 @@ _SPAN = 256  # tokens of the context that share a curve
 # A text's first steps are atypical: the first is decoded with the prompt, the next ones find cold
 # caches and another compute graph (860, 290, 110 and 60 µs more; 7.5M parameters on 2 cores).
 _FIRST_STEPS = 4
+_PARTS = 50  # to which probabilities and shares of a step are rounded
 _MEMORY = 32.0  # steps that a size's shape rests on at most
 
 
@@ -74,6 +75,10 @@ class CostCurve:
         return self.seconds[-1] + self._slope * (n - self.sizes[-1])
 
     @cached_property
+    def _pays_from(self) -> dict[tuple[int, int], float]:
+        return {}
+
+    @cached_property
     def _slope(self) -> float:
         """Seconds of a row beyond the last size: as from the size before, or from the first.
 
@@ -96,6 +101,35 @@ class CostCurve:
         plain = self.table[1]
         per_row = [(self.table[n] / plain - 1) / (n - 1) for n in range(2, len(self.table))]
         return max(min(per_row), 1e-9)
+
+    def pays_from(self, n_texts: int, extra: float) -> float:
+        """The probability from which drafts pay that are each accepted with it, for one of
+        ``n_texts``; ``extra`` seconds are what a step with drafts costs beside its rows.
+
+        More than 1 if none pays.
+        """
+        plain = self.at(n_texts) / n_texts
+        key = n_texts, round(_PARTS * extra / plain)
+        found = self._pays_from.get(key)
+        if found is None:
+            extra = key[1] * plain / _PARTS
+            most = max(1, len(self.table) - 1 - n_texts)
+            needed = [
+                (self.at(n_texts + n) + extra) / plain - n_texts for n in range(1, most + 1)
+            ]
+
+            def pays(p: float) -> bool:
+                gained, power = 0.0, 1.0
+                for need in needed:
+                    power *= p
+                    gained += power
+                    if gained > need:
+                        return True
+                return False
+
+            low = bisect_left(range(_PARTS + 1), True, key=lambda i: pays(i / _PARTS))
+            found = self._pays_from[key] = low / _PARTS
+        return found
 
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows; extrapolated beyond the table."""
