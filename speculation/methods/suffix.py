@@ -104,13 +104,14 @@ class Suffix(CopyDrafter):
             self._memory.remember(tokens)
 
     def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """What followed the latest occurrence, whose match is taken to end within its level."""
         self._read(tokens)
-        if self._level < 0:
+        index, level = self._where, self._level
+        found = [] if level < 0 else index.matches(level, self._index, 1)
+        if not found:
             return None
-        tables = _IN_TEXT_CELLS if self._where is self._index else _IN_MEMORY_CELLS
-        found = self._where.matches(self._level, self._index, 1)
-        if not found: return None
-        return self._where.copy(found[0],1)[0], tables[_ALONE][LENGTHS[self._level]]
+        tables = _IN_TEXT_CELLS if index is self._index else _IN_MEMORY_CELLS
+        return index.token(found[0]), tables[_ALONE][3 * LENGTHS[level] // 2]
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
