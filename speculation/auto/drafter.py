@@ -1,9 +1,9 @@
 """The method ``auto``: combines all available drafters and selects drafts by measured cost.
 
 The drafters ("sources") grow one wide tree, each node with its probability of acceptance.
-``choice.choose`` picks the nodes with the most expected tokens per second, given the measured
-cost of a batch, and only these are decoded. A source is asked only if what it is expected to add is
-worth its time (``source``); if none is, the text is decoded in plain steps.
+``choose`` picks the nodes with the most expected tokens per second, given the measured cost of a
+batch, and only these are decoded. A source is asked only if what it is expected to add is worth its
+time (``source``); if none is, the text is decoded in plain steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from speculation.drafter import (
     Step,
 )
 from speculation.drafting.acceptance import RATE
-from speculation.drafting.cost import SIZES, Cost, CostCurve
+from speculation.drafting.cost import SIZES, Cost
 from speculation.drafting.resources import Resources
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
@@ -92,23 +92,20 @@ def _make(
     """
     if not resources.n_rewind:
         return None
-    chosen = []
-    for spec in methods():
-        as_source = spec.as_source
-        if as_source is None or not params.allows(spec.source_name):
-            continue
-        source_params = as_source.params(resources)
-        if source_params is not None:
-            chosen.append((spec, source_params))
-        elif spec.source_name in params.named:  # raises an error if a resource is missing
-            spec.make(spec.params(), resources)
     cost = resources.cost  # measured before there are views of the resources
     theirs = resources if params.memory else resources.without_memory()
     sources = []
-    for spec, source_params in chosen:
+    for spec in methods():
+        name, as_source = spec.source_name, spec.as_source
+        if as_source is None or not params.allows(name):
+            continue
+        source_params = as_source.params(resources)
+        if source_params is None:
+            if name in params.named:  # raises an error if a resource is missing
+                spec.make(spec.params(), resources)
+            continue
         drafter = spec.make(source_params, theirs)
         if drafter is not None:
-            name = spec.source_name
             sources.append(Source(name, drafter, _asks(name, resources)))
     return Auto(params, sources, cost)
 

@@ -44,7 +44,7 @@ class Asks:
         return max(left * self.tokens, self.tokens - drafted) * plain - self.seconds
 
     def learn(self, n_accepted: int, seconds: float) -> None:
-        """An ask took ``seconds``. One that was interrupted counts three times the usual at most."""
+        """An ask took ``seconds``; an interrupted one counts three times the usual at most."""
         self.tokens += RATE * (n_accepted - self.tokens)
         if self.seconds:
             self.seconds += RATE * (min(seconds, 3.0 * self.seconds) - self.seconds)
@@ -108,9 +108,11 @@ class Source:
                 return left * promise >= pays_from
         gain = asks.gain(plain, left, drafted)
         self._is_try = gain <= 0.0
-        if self._is_try:
-            return clock.now() >= asks.next_try
-        return unread is None or gain * (len(tokens) - self._n_prompt) >= asks.reading * self._n_prompt
+        if self._is_try:  # not where the other sources' drafts would hide what it is worth
+            return left > 0.5 and clock.now() >= asks.next_try
+        return (
+            unread is None or gain * (len(tokens) - self._n_prompt) >= asks.reading * self._n_prompt
+        )
 
     def _read(self) -> Coroutine[None]:
         prompt, self._prompt = self._prompt, None
