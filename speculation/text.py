@@ -527,6 +527,8 @@ class Text:
             phases["verify"] += verified - start
             phases["commit"] += committed - verified
         stats.add_step(tree, path, n, emitted.n_drafted)
+        if self.chooser is not None and len(tree) > 1:
+            stats.n_expected += sum(tree.path_probs()) - 1.0
         if self.request.record:
             accepted = [node - 1 for node in path[1 : n + 1]]
             last = bonus if n == len(path) else None
