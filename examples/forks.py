@@ -33,16 +33,17 @@ class Forks(Drafter):
         self._places, self._n_seen = {}, 2
         self._acceptance.new_text()
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        """How many places there are: without any, the step is a plain one."""
+    def promise(self, tokens: Sequence[int]) -> float:
+        """Without places to copy from, the step is a plain one."""
         for end in range(self._n_seen, len(tokens)):
             places = self._places.setdefault(tuple(tokens[end - 2 : end]), [])
             places[:] = [end, *places[:1]]
         self._n_seen = max(2, len(tokens))
-        return len(self._places.get(tuple(tokens[-2:]), []))
+        found = tuple(tokens[-2:]) in self._places
+        return self._acceptance.prob(0) if found else 0.0
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self.strength(tokens)  # reads what is new
+        self.promise(tokens)  # reads what is new
         places = self._places.get(tuple(tokens[-2:]), [])
         length = min(self._params.length, budget.max_depth)
         self._firsts, left = [tokens[place] for place in places], 1.0

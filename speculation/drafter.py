@@ -167,13 +167,13 @@ class Drafter:
     def observe(self, step: Step) -> None:
         """Learn from a step, whether or not this drafter drafted in it."""
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        """How strong its evidence is for a draft after ``tokens``, the whole text.
+    def promise(self, tokens: Sequence[int]) -> float | None:
+        """How likely its next draft is accepted, after ``tokens``, the whole text.
 
-        0 = it would draft nothing, so the step can be a plain one; 1, 2, … = the stronger, the more
-        it is worth asking. Called before every step, so it must be fast.
+        0 = it would draft nothing, so the step can be a plain one; None = only drafting tells.
+        Called before every step, so it must be fast.
         """
-        return 1
+        return None
 
     def observe_plain(self, steps: PlainSteps) -> None:
         """Learn from steps in which it was not asked; ``observe`` is not called for those."""
@@ -189,12 +189,10 @@ class AsSource:
     params  its parameters as a source, or None to stay out: what it needs is not loaded, or it
             cannot pay off at the measured costs
     name    its name in ``auto:sources=``; default: the method's name
-    gains   what asking it gains before anything is known, by strength from 1, in plain steps
     """
 
     params: Callable[[Resources], Any]
     name: str = ""
-    gains: tuple[float, ...] = (0.3,)
 
 
 Missing = Literal["draft_model", "heads"]  # as settings of ``Engine.load``

@@ -69,7 +69,7 @@ def _decode_rows(
     """
     target, committed, seq_ids = text.cache.target, text.cache.tokens, range(text.cache.n_seq)
     sample, tokens, (found, seconds), ends = text.sample, text.tokens, steps, text.reply.ends
-    strengths = [drafter.strength for drafter in text.drafters]
+    promises = [drafter.promise for drafter in text.drafters]
     token = tokens[-1]
     start = now()
     for position in range(len(committed), len(committed) + n_steps):
@@ -83,6 +83,6 @@ def _decode_rows(
         tokens.append(token)
         if token in ends or decoded - start > FRAME_SECONDS or is_wanted():
             break
-        for strength in strengths:
-            if strength(tokens):
+        for promise in promises:
+            if promise(tokens) != 0.0:
                 return

@@ -24,6 +24,7 @@ class Stats:
     n_rows           rows in those decodes, without the prompt's
     n_drafted        draft tokens
     n_accepted       draft tokens that became text
+    n_expected       how many were expected to, as ``auto`` chose them; 0 for other methods
     prefill_seconds  time to the first token: the prompt, the drafters' preparation, and the first
                      step, which also decodes the end of the prompt
     decode_seconds   from the second step to the end, without the consumer's time between tokens
@@ -41,6 +42,7 @@ class Stats:
     n_rows: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    n_expected: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))

@@ -159,9 +159,9 @@ class ForcedTokens(Drafter):
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
 
-    def strength(self, tokens: Sequence[int]) -> int:
+    def promise(self, tokens: Sequence[int]) -> float:
         """Whether a token is forced."""
-        return len(self._structure.forced(1))
+        return float(len(self._structure.forced(1)))
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         n = max(0, min(budget.room(tree), budget.max_depth))

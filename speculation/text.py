@@ -270,7 +270,7 @@ class Text:
         self.chooser = choosers[0] if choosers else None
         self.tree, self.budget = TokenTree(self.tokens[-1]), DraftBudget()
         self.is_plain_step = self._is_plain = False
-        self._looked_at = 0  # the tokens after which the drafters were asked for their strength
+        self._looked_at = 0  # the tokens after which the drafters were asked for their promise
         self.unseen = PlainSteps([], [])
         self.started = now()  # the step; at first the text
         self.draft_seconds = self._build_seconds = 0.0
@@ -401,7 +401,7 @@ class Text:
         n = len(self.tokens)
         if self._looked_at != n:
             self._looked_at, self.started = n, now()
-            self._is_plain = not any(drafter.strength(self.tokens) for drafter in self.drafters)
+            self._is_plain = all(drafter.promise(self.tokens) == 0.0 for drafter in self.drafters)
         return self._is_plain
 
     def propose(self) -> Coroutine[None] | None:
@@ -527,6 +527,8 @@ class Text:
             phases["verify"] += verified - start
             phases["commit"] += committed - verified
         stats.add_step(tree, path, n, emitted.n_drafted)
+        if self.chooser is not None and len(tree) > 1:
+            stats.n_expected += sum(tree.path_probs()) - 1.0
         if self.request.record:
             accepted = [node - 1 for node in path[1 : n + 1]]
             last = bonus if n == len(path) else None

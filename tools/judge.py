@@ -33,6 +33,8 @@ class Figures:
     single  by category and over all: ``auto`` over the single method that is best there
     first   ``auto`` over plain decoding for each of the first replies
     together  the same for these replies together
+    reliability  by category, over all and for the first replies: tokens that ``auto`` drafted,
+            expected to be accepted, and saw accepted
     """
 
     plain: Mapping[str, float]
@@ -40,6 +42,7 @@ class Figures:
     single: Mapping[str, float]
     first: Sequence[float]
     together: float
+    reliability: Mapping[str, tuple[float, float, float]]
 
 
 def figures(repetitions: Sequence[Sequence[Run]]) -> Figures:
@@ -51,6 +54,13 @@ def figures(repetitions: Sequence[Sequence[Run]]) -> Figures:
         _medians(one.single for one in every),
         [median(values) for values in zip(*(one.first for one in every), strict=True)],
         median(one.together for one in every),
+        {
+            key: (sum(drafted), sum(expected), sum(accepted))
+            for key in every[0].reliability
+            for drafted, expected, accepted in [
+                zip(*(one.reliability[key] for one in every), strict=True)
+            ]
+        },
     )
 
 
@@ -81,7 +91,24 @@ def _figures(runs: Sequence[Run]) -> Figures:
             for a, b in zip(autos, bases, strict=True)
         ],
         tokens_per_second(autos) / tokens_per_second(bases),
+        _reliability([run for run in runs if run.method == AUTO]),
     )
+
+
+def _reliability(runs: Sequence[Run]) -> dict[str, tuple[float, float, float]]:
+    groups = {
+        category: [run.stats for run in runs if category in (run.category, ALL)]
+        for category in [*dict.fromkeys(run.category for run in runs), ALL]
+    }
+    groups[f"first {N_FIRST}"] = [run.stats for run in runs[:N_FIRST]]
+    return {
+        name: (
+            sum(stats.n_drafted for stats in some),
+            sum(stats.n_expected for stats in some),
+            sum(stats.n_accepted for stats in some),
+        )
+        for name, some in groups.items()
+    }
 
 
 def _medians(every: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -90,7 +117,7 @@ def _medians(every: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def table(by_model: Mapping[str, Figures]) -> str:
-    """A Markdown table with a row a model, then one with a row a category."""
+    """Markdown tables: a row a model, a row a category, and how many drafts came true in each."""
     lines = [
         "| model | over plain: all (mean) | lowest | over best single: all | lowest | "
         f"first {N_FIRST} | lowest |",
@@ -111,6 +138,12 @@ def table(by_model: Mapping[str, Figures]) -> str:
             for f in by_model.values()
         ]
         lines.append(f"| {category} | " + " | ".join(cells) + " |")
+    lines += ["", f"| accepted of expected (drafted) | {' | '.join(by_model)} |"]
+    lines.append("|---" * (len(by_model) + 1) + "|")
+    for group in dict.fromkeys(key for f in by_model.values() for key in f.reliability):
+        rows = [f.reliability.get(group, (0.0, 0.0, 0.0)) for f in by_model.values()]
+        cells = [f"{done:.0f} of {hoped:.0f} ({drafted:.0f})" for drafted, hoped, done in rows]
+        lines.append(f"| {group} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

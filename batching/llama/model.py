@@ -26,6 +26,7 @@ from batching.llama import private_api
 from batching.llama.charset import CONTROL, Charset, limited_charset, token_pattern
 from batching.llama.device_memory import CacheSize, choose_layers
 from batching.llama.devices import ANYWHERE, Placement, joined
+from batching.llama.hardware import choose_cuda_graphs
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
 from batching.llama.native import NativeModel
@@ -153,6 +154,7 @@ class Model:
         self.n_positions = self.n_ctx_train if learned_positions else NO_LIMIT
         self.n_params: int = C.llama_model_n_params(handle)
         self.n_bytes: int = C.llama_model_size(handle)
+        choose_cuda_graphs(self.n_bytes)
         # Only a pure KV cache can drop any part of a sequence.
         self.can_rewind = not (
             C.llama_model_is_recurrent(handle) or C.llama_model_is_hybrid(handle)

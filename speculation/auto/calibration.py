@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import cycle, islice
+from itertools import cycle
 from statistics import median
 from time import perf_counter, process_time
 
@@ -25,10 +25,7 @@ from speculation.drafting.cost import FAR, NEAR, SIZES, Cost, CostCurve
 _REQUIRED = (1, 2, 4, 8, 16)
 _OTHERS = (64, 32, 3, 6, 12, 24, 48)
 _FAR_SIZES = (1, 8, 64)  # enough for what attention adds
-_SINGLES = 4  # before each small size; the first two find cold caches
-_REPEATS = 3  # decodes of a size in a row; the first have what a change of size costs
 _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to measure
-_MAX_ROUNDS = 12
 _MAX_TRIES = 3
 # Share of the time that llama.cpp's threads had a processor; they wait for each other actively. On
 # two cores 0.99 to 1 alone, 0.65 to 0.97 beside a program that is busy, always or at times.
@@ -41,27 +38,25 @@ def measure_curve(
     sizes: Sequence[int] = SIZES,
     budget_seconds: float = 1.0,
     progress: Callable[[int], None] | None = None,
-    n_changed: int = 1,
 ) -> CostCurve:
-    """Measure the curve over ``sizes``, which ascend from 1, in up to 12 rounds within the budget.
+    """Measure the curve over ``sizes``, which ascend from 1, over and over within the budget.
 
     ``decode(n)`` decodes n rows and returns the seconds it took. ``progress`` gets each size when
     it has first been measured. A size is decoded three times after four single rows. The quickest
-    after the first ``n_changed`` counts, in single rows of that moment; what those took more is the
-    cost of switching sizes. Large sizes are decoded once at first; that counts, less the switch, if
-    there is nothing better. The curve takes medians over all rounds; sizes not reached are left
-    out. No size costs less than a single row, or more than its rows one by one: only an
-    interruption looks like that.
+    after the first counts, in single rows of that moment; what the first two took more is the cost
+    of switching sizes. Large sizes are decoded once, less what a first decode takes more. The curve
+    takes medians; sizes not reached are left out. No size costs less than a single row, or more
+    than its rows one by one: only an interruption looks like that.
     """
     order = [n for n in (*_REQUIRED, *_OTHERS) if n in sizes]
     order += [n for n in sizes if n not in order]
     singles: list[float] = []
-    switches: list[float] = []  # in single rows, as all that follows
-    first: dict[int, float] = {}  # by rows, the first time after another size
-    again: dict[int, list[float]] = {}  # the third ones
+    extras: list[tuple[float, float]] = []  # of the first two decodes, in single rows
+    found: dict[int, list[float]] = {}  # by rows, in single rows
+    once: dict[int, list[float]] = {}  # the same, with the extra of the first decode
     spent = decode(1)  # may include allocation
 
-    def repeated(n: int, most: int = _REPEATS) -> list[float]:
+    def repeated(n: int, most: int) -> list[float]:
         nonlocal spent
         times: list[float] = []
         while not times or (len(times) < most and spent <= budget_seconds):
@@ -69,26 +64,31 @@ def measure_curve(
             spent += times[-1]
         return times
 
-    for n in islice(cycle(order), _MAX_ROUNDS * len(order)):
-        is_new, is_small = n not in first, n <= _MAX_SMALL
-        if spent > budget_seconds and not (is_new and n in _REQUIRED):
+    for n in cycle(order):
+        is_known, is_small = n in found or n in once, n <= _MAX_SMALL
+        if spent > budget_seconds and (is_known or n not in _REQUIRED):
             break  # every required size precedes the others
         if not singles or (is_small and spent <= budget_seconds):
-            before = repeated(1, _SINGLES)
-            singles.append(min(before[2:] or before))
-        times = [singles[-1]] if n == 1 else repeated(n, _REPEATS if is_small or not is_new else 1)
-        shares = [seconds / singles[-1] for seconds in times]
-        first.setdefault(n, shares[0])
-        if n == 1 or len(shares) == _REPEATS:
-            again.setdefault(n, []).append(min(shares[n_changed:] or shares))
-        if len(shares) == _REPEATS:
-            switches.append(sum(shares[:n_changed]) - n_changed * shares[-1])
-        if is_new and progress is not None:
+            before = repeated(1, 4)
+            singles.append(min(before[2:] or before))  # the first two find cold caches
+        times = repeated(n, 3 if is_small else 1) if n > 1 else [singles[-1]] * 3
+        first, *again = [seconds / singles[-1] for seconds in times]
+        if again:
+            found.setdefault(n, []).append(min(again))
+        else:
+            once.setdefault(n, []).append(first)
+        if n > 1 and len(again) == 2:
+            extras.append((first - min(again), again[0] - min(again)))
+        if not is_known and progress is not None:
             progress(n)
-    single, switch = median(singles), max(0.0, median(switches or [0.0]))
-    found = {n: median(again.get(n) or [first[n] - switch]) for n in sorted(first)}
-    seconds = [single * min(float(n), max(1.0, share)) for n, share in found.items()]
-    return CostCurve(list(found), seconds, single * switch)
+    build = max(0.0, median([first for first, _ in extras] or [0.0]))
+    record = median([second for _, second in extras] or [0.0])
+    shares = {n: median(values) - build for n, values in once.items()}
+    shares |= {n: median(values) for n, values in found.items()}
+    measured = sorted(shares)
+    single = median(singles)
+    seconds = [single * min(float(n), max(1.0, shares[n])) for n in measured]
+    return CostCurve(measured, seconds, single * (build + record))
 
 
 def measure_cost(
@@ -124,9 +124,7 @@ def measure_cost(
     try:
         if n_past > n_decoded:
             context.repeat(n_past)
-        # A GPU records the second batch of a size as a graph, and replays it from the third on.
-        n_changed = 2 if _is_on_gpu(context) else 1
-        return measure_curve(decode, sizes, budget_seconds, progress, n_changed)
+        return measure_curve(decode, sizes, budget_seconds, progress)
     finally:
         context.seq_rm(-1, 0, -1)
 
@@ -155,7 +153,8 @@ def measure(
                 far.append(measure_cost(context, _FAR_SIZES, FAR, left, progress))
         seconds = perf_counter() - start
         had = (process_time() - cpu) / seconds / context.n_threads
-        if _is_on_gpu(context) or had >= _UNDISTURBED:
+        is_on_gpu = context.model.n_host_layers < context.model.n_layer
+        if is_on_gpu or had >= _UNDISTURBED:
             return Cost(near[-1], far[-1] if far else None)
         if seconds > 2 * budget_seconds:  # a large model
             break
@@ -167,10 +166,6 @@ def _least(curves: Sequence[CostCurve]) -> CostCurve:
     sizes = [n for n in curves[0].sizes if all(n in curve.sizes for curve in curves)]
     seconds = [min(curve.at(n) for curve in curves) for n in sizes]
     return CostCurve(sizes, seconds, min(curve.switch_seconds for curve in curves))
-
-
-def _is_on_gpu(context: Context) -> bool:
-    return context.model.n_host_layers < context.model.n_layer
 
 
 def _rows(context: Context, position: int, n: int, *, outputs: bool) -> Rows:

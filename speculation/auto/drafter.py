@@ -1,9 +1,9 @@
 """The method ``auto``: combines all available drafters and selects drafts by measured cost.
 
 The drafters ("sources") grow one wide tree, each node with its probability of acceptance.
-``choice.choose`` picks the nodes with the most expected tokens per second, given the measured
-cost of a batch, and only these are decoded. A source is asked only if what it is expected to add is
-worth its time (``source``); if none is, the text is decoded in plain steps.
+``choose`` picks the nodes with the most expected tokens per second, given the measured cost of a
+batch, and only these are decoded. A source is asked only if what it is expected to add is worth its
+time (``source``); if none is, the text is decoded in plain steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batching.errors import InvalidParameter
 from batching.together import Coroutine
 from batching.tree import TokenTree
 from speculation.auto.fusion import fuse
-from speculation.auto.source import Gains, Source
+from speculation.auto.source import Asks, Source
 from speculation.drafter import (
     DraftBudget,
     Drafter,
@@ -28,7 +28,7 @@ from speculation.drafter import (
     Step,
 )
 from speculation.drafting.acceptance import RATE
-from speculation.drafting.cost import SIZES, Cost, CostCurve
+from speculation.drafting.cost import SIZES, Cost
 from speculation.drafting.resources import Resources
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
@@ -92,40 +92,31 @@ def _make(
     """
     if not resources.n_rewind:
         return None
-    chosen = []
-    for spec in methods():
-        as_source = spec.as_source
-        if as_source is None or not params.allows(spec.source_name):
-            continue
-        source_params = as_source.params(resources)
-        if source_params is not None:
-            chosen.append((spec, as_source.gains, source_params))
-        elif spec.source_name in params.named:  # raises an error if a resource is missing
-            spec.make(spec.params(), resources)
     cost = resources.cost  # measured before there are views of the resources
     theirs = resources if params.memory else resources.without_memory()
     sources = []
-    for spec, gains, source_params in chosen:
+    for spec in methods():
+        name, as_source = spec.source_name, spec.as_source
+        if as_source is None or not params.allows(name):
+            continue
+        source_params = as_source.params(resources)
+        if source_params is None:
+            if name in params.named:  # raises an error if a resource is missing
+                spec.make(spec.params(), resources)
+            continue
         drafter = spec.make(source_params, theirs)
         if drafter is not None:
-            name = spec.source_name
-            sources.append(Source(name, drafter, _gains(name, gains, resources)))
-    return Auto(params, sources, cost, resources.keep("auto", Counter))
+            sources.append(Source(name, drafter, _asks(name, resources)))
+    return Auto(params, sources, cost)
 
 
-def _gains(name: str, general: Sequence[float], resources: Resources) -> Gains:
-    def make() -> Gains:
-        gains = Gains(general, resources.saved(name))
-        resources.save(name, gains.state)
-        return gains
+def _asks(name: str, resources: Resources) -> Asks:
+    def make() -> Asks:
+        asks = Asks(resources.saved(name))
+        resources.save(name, asks.state)
+        return asks
 
-    return resources.keep(("gains", name), make)
-
-
-class Counter:
-    """The steps of all texts so far, except those of a text's present plain run."""
-
-    n_steps = 0
+    return resources.keep(("asks", name), make)
 
 
 class Auto(Drafter):
@@ -141,7 +132,6 @@ class Auto(Drafter):
         params: AutoParams,
         sources: Sequence[Source],
         cost: Cost,
-        counter: Counter | None = None,
     ) -> None:
         self.params = params
         self.sources = list(sources)
@@ -150,82 +140,73 @@ class Auto(Drafter):
         share = max(cost.curve(0).row_share, _MIN_PATH_PROB)
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
         self._max_leaves = max(2, math.ceil(1 / share))
-        self._curve = cost.curve(0)
-        self._plain = self._curve.at(1)  # seconds of a token without drafts
         self._asked: list[Source] = []
-        self._counter = counter or Counter()
-        self._n_tokens = 0  # of the text after the steps counted
+        self._look_up(0)
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
         """The needs of all sources; only those with a gain read the next prompt's states."""
         every = Requirements.of_all(source.drafter.requires for source in self.sources)
-        readers = [source.drafter.requires for source in self.sources if source.reads_prompt]
+        readers = [
+            source.drafter.requires
+            for source in self.sources
+            if source.asks.gain(self._plain) > 0.0
+        ]
         prompt_reader = Requirements.of_all(readers).prompt_reader
         return replace(every, prompt_reader=prompt_reader, rows=1, branches=self._max_leaves)
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
         self.cost.begin()
-        self._n_tokens = len(prompt)
-        curve = self._look_up(len(prompt))
-        row = curve.table[-1] / (len(curve.table) - 1)
+        self._look_up(len(prompt))
+        table = self._curve.table
         for source in self.sources:
-            yield from source.begin(prompt, row, self._plain)
+            yield from source.begin(prompt, table[-1] / (len(table) - 1))
 
-    def _look_up(self, n_past: int) -> CostCurve:
-        n_texts = self.cost.n_texts
-        self._curve = curve = self.cost.curve(n_past)
-        self._plain = curve.at(n_texts) / n_texts
-        return curve
+    def _look_up(self, n_past: int) -> None:
+        """Look up what a step costs after ``n_past`` tokens."""
+        cost, n_texts = self.cost, self.cost.n_texts
+        self._curve = curve = cost.curve(n_past)
+        self._plain = curve.at(n_texts) / n_texts  # seconds of a token without drafts
+        extra = cost.overhead + cost.change(curve, n_texts) / n_texts
+        self._pays_from = curve.pays_from(n_texts, extra)
 
     def end(self, tokens: Sequence[int]) -> None:
         for source in self.sources:
             source.drafter.end(tokens)
 
-    def strength(self, tokens: Sequence[int]) -> int:
+    def promise(self, tokens: Sequence[int]) -> float:
         """1 if a source is worth asking, else 0."""
-        now = self._counter.n_steps + len(tokens) - self._n_tokens
         for source in self.sources:
-            if not source.gains.is_idle(now) and source.strength(tokens, now, self._plain):
-                return 1
-        return 0
+            if source.is_worth_asking(tokens, self._plain, self._pays_from):
+                return 1.0
+        return 0.0
 
     def observe_plain(self, steps: PlainSteps) -> None:
-        n = len(steps.tokens)
-        self._counter.n_steps += n
-        self._n_tokens += n
         for source in self.sources:
             source.skip()
             source.drafter.observe_plain(steps)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        self._n_tokens = len(tokens)
-        curve = self._look_up(len(tokens) - 1)
+        self._look_up(len(tokens) - 1)
         self.budget = shared = DraftBudget(
             min(budget.max_nodes, self.params.rows_max - 1),
             budget.max_depth,
             min(budget.max_leaves, self._max_leaves),
-            max(curve.row_share, _MIN_PATH_PROB),
+            max(self._curve.row_share, _MIN_PATH_PROB),
             budget.chain_only,
         )
         self._asked = asked = []
-        now, plain, left, drafted = self._counter.n_steps, self._plain, 1.0, 0.0
+        left, drafted = 1.0, 0.0
         for source in self.sources:
-            if source.gains.is_idle(now):
-                continue
             if len(tree) > 1:
                 path_probs = tree.path_probs()
                 drafted = sum(path_probs) - 1.0
                 firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
                 left = 1.0 - sum([path_probs[node] for node in firsts])
-            strength = source.strength(tokens, now, plain, left, drafted)
-            if strength and source.is_unread:
-                yield from source.read(plain)
-                strength = source.strength(tokens, now, plain, left, drafted)
-            if not strength:
+            if not source.is_worth_asking(tokens, self._plain, self._pays_from, left, drafted):
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
-            yield from source.draft(tokens, own, shared, strength, left, now)
+            yield from source.draft(tokens, own, shared)
             source.nodes = range(1, len(own)) if own is tree else fuse(tree, own)
             asked.append(source)
 
@@ -240,20 +221,17 @@ class Auto(Drafter):
 
     def observe(self, step: Step) -> None:
         start = clock.now()
-        self._counter.n_steps += 1
-        self._n_tokens += len(step.tokens)
         for source in self.sources:
             source.observe(step)
         asked = self._asked
         if not asked:
             return
-        cost, curve, plain = self.cost, self._curve, self._plain
+        cost, curve = self.cost, self._curve
         spent = step.own_seconds + clock.now() - start
         rest = spent - sum([source.seconds for source in asked])
         cost.overhead += RATE * (rest - cost.overhead)
         n_drafted = cost.last_rows - cost.n_texts
-        row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / plain / max(1, n_drafted)
+        row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / max(1, n_drafted)
         accepted = set(step.path)
         for source in asked:
-            share, now = rest / len(asked), self._counter.n_steps
-            source.learn(accepted, row, share, now, plain, cost.n_texts)
+            source.learn(accepted, row, rest / len(asked))

@@ -1,8 +1,8 @@
 """What is learnt about a model on this machine, kept in the user's cache from run to run.
 
-The measured cost of a decode, the acceptance estimates of the drafters, and the gains of ``auto``'s
-sources. One file per model, build, device, GPU layers, thread
-count, KV type, flash attention and rewind; in it, estimates and gains by draft model and heads.
+The cost of a decode, the acceptance estimates of the drafters, and what asking them brought. One
+file per model, build, device, GPU layers, thread count, KV type, flash attention and rewind; in it,
+all but the cost by draft model and heads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from speculation.auto.calibration import measure
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
-_VERSION = 15  # of the contents; older files are ignored
+_VERSION = 16  # of the contents; older files are ignored
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -44,8 +44,6 @@ def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict
         learnt["cost"] = {
             "near": asdict(cost.near),
             "far": cost.far and asdict(cost.far),
-            "shape": cost.shape,
-            "weights": cost.weights,
         }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,13 +70,8 @@ def cost(
     """
     try:
         data = learnt["cost"]
-        near, far = _curve(data["near"]), data["far"]
-        far = None if far is None else _curve(far)
-        shape, weights = data["shape"], data["weights"]
-        for given in (shape, weights):
-            if not _are_numbers(given) or len(given) != len(near.sizes) or min(given) <= 0:
-                raise ValueError("not a number for each size")
-        return Cost(near, far, shape=shape, weights=weights)
+        far = data["far"]
+        return Cost(_curve(data["near"]), None if far is None else _curve(far))
     except (KeyError, TypeError, ValueError):  # missing, damaged or of another format
         return measure(context, progress=progress)
 

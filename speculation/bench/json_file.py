@@ -114,7 +114,8 @@ def read_json(path: Path) -> Results:
 
 def _run(fields: Mapping[str, Any]) -> Run:
     difference = fields["first_difference"]
-    stats = {field.name: fields[field.name] for field in dataclasses.fields(Stats)}
+    names = [field.name for field in dataclasses.fields(Stats)]
+    stats = {name: fields[name] for name in names if name in fields}
     for histogram in ("rows_histogram", "tokens_histogram"):  # JSON keys are strings
         stats[histogram] = {int(key): count for key, count in stats[histogram].items()}
     return Run(

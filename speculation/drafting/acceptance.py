@@ -112,10 +112,11 @@ class Acceptance:
         """
         self._probs.clear()
         log_odds, shared, exp = self.log_odds, self._shared, math.exp
-        for cell in cells[:n_accepted]:
+        for i, cell in enumerate(cells[:n_accepted]):
             rejection = 1.0 / (1.0 + exp(log_odds[cell] + shared))  # its probability
             log_odds[cell] += RATE * rejection
-            shared += _TEXT_RATE * rejection
+            if not i:  # of a chain, since its tokens are right or wrong together
+                shared += _TEXT_RATE * rejection
         if failed:
             cell = cells[n_accepted]
             acceptance = 1.0 / (1.0 + exp(-log_odds[cell] - shared))

@@ -9,6 +9,10 @@ from speculation.drafting.acceptance import RATE, Acceptance, of_probability
 from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
 
+# Of a plain step, before a level was timed: so the first draft stays short. A draft model that
+# takes 0.3 of a step a level would otherwise look so dear that it is not asked again.
+_UNKNOWN_LEVEL = 0.5
+
 
 class Confidence:
     """Calibrated confidence: the acceptance rate of first choices, by their probability."""
@@ -53,7 +57,7 @@ class LevelTime:
     def __init__(self, target_seconds: Callable[[], float] | None = None) -> None:
         """``target_seconds`` returns the cost of a target step; None ignores drafting time."""
         self._target_seconds = target_seconds
-        self._seconds = 0.0  # average per level
+        self._seconds = 0.0  # average per level; 0 = not known yet
 
     @classmethod
     def of(cls, name: str, resources: Resources) -> LevelTime:
@@ -64,9 +68,10 @@ class LevelTime:
         """Path probability below which another level is not worth its row and drafting time."""
         if not budget.min_path_prob or self._target_seconds is None:
             return budget.min_path_prob
-        return budget.min_path_prob + self._seconds / self._target_seconds()
+        share = self._seconds / self._target_seconds() if self._seconds else _UNKNOWN_LEVEL
+        return budget.min_path_prob + share
 
     def record(self, seconds: float, nodes: Candidates) -> None:
         """Record the time it took to find ``nodes``, including the root's level."""
-        n_levels = 1 + max(depths_of(nodes), default=0)
-        self._seconds += RATE * (seconds / n_levels - self._seconds)
+        level = seconds / (1 + max(depths_of(nodes), default=0))
+        self._seconds += RATE * (level - self._seconds) if self._seconds else level

@@ -18,7 +18,6 @@ from speculation.drafting.suffix_index import LONGEST_CONTEXT, LONGEST_COPY
 
 P_MIN = 0.55  # minimum path probability of a draft if nobody selects afterwards
 DRAFT_MAX = 63
-_LEARN_EVERY = 8  # steps; Python code right after a decode is several times slower (cold caches)
 
 
 def along(kind: int) -> list[int]:
@@ -57,7 +56,7 @@ class CopyDrafter(Drafter):
         self._acceptance = acceptance
         self._p_min = p_min
         self._copy: Copy | None = None  # of this step
-        self._outcomes: list[tuple[Copy, list[int]]] = []  # copies and actual tokens to learn
+        self._foreseen: tuple[int, int] | None = None  # the next token, if not drafted; its cell
 
     def _find(self, tokens: Sequence[int]) -> Copy | None:
         """What to copy after ``tokens``, the whole text; None = nothing."""
@@ -65,9 +64,26 @@ class CopyDrafter(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._acceptance.new_text()
+        self._foreseen = None
+
+    def promise(self, tokens: Sequence[int]) -> float:
+        self._foreseen = foreseen = self._foresee(tokens)
+        return 0.0 if foreseen is None else self._acceptance.prob(foreseen[1])
+
+    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """The next token and the cell of its acceptance, without comparing all there is."""
+        raise NotImplementedError
+
+    def _compare(self, token: int) -> None:
+        """Learn whether the text went on as foreseen, though nothing was drafted."""
+        if self._foreseen is not None:
+            foreseen, cell = self._foreseen
+            self._acceptance.learn(cell, accepted=foreseen == token)
+            self._foreseen = None
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._copy = copy = self._find(tokens)
+        self._foreseen = None
         if copy is None:
             return
         n = min(len(copy.tokens), budget.room(tree), budget.max_depth)
@@ -108,31 +124,21 @@ class CopyDrafter(Drafter):
                 tree.add_chain(path[depth], branch.tokens[: len(added)], added)
 
     def observe(self, step: Step) -> None:
-        """Record the step's tokens, drafted or not; every few steps, learn from them."""
-        if self._copy is not None:
-            self._outcomes.append((self._copy, step.tokens))
-            self._copy = None
-            if len(self._outcomes) >= _LEARN_EVERY:
-                self._learn()
-
-    def end(self, tokens: Sequence[int]) -> None:
-        self._learn()
-
-    def _learn(self) -> None:
-        """Update the acceptance with the recorded copies and tokens."""
-        acceptance = self._acceptance
-        for copy, actual in self._outcomes:
-            n = min(len(actual), len(copy.tokens))
-            same = copy.tokens[:n] == actual[:n]  # mostly, and faster
-            n_accepted = n if same else common_prefix(copy.tokens, actual)
-            acceptance.learn_chain(copy.cells, n_accepted, failed=n_accepted < n)
-            for branch in copy.branches:
-                if branch.depth == n_accepted < n:
-                    is_right = branch.tokens[0] == actual[n_accepted]
-                    acceptance.learn(branch.cells[0], accepted=is_right)
-                    if is_right:
-                        break
-        self._outcomes.clear()
+        """Learn from the step's tokens, drafted or not."""
+        copy, actual, acceptance = self._copy, step.tokens, self._acceptance
+        if copy is None:
+            return
+        self._copy = None
+        n = min(len(actual), len(copy.tokens))
+        same = copy.tokens[:n] == actual[:n]  # mostly, and faster
+        n_accepted = n if same else common_prefix(copy.tokens, actual)
+        acceptance.learn_chain(copy.cells, n_accepted, failed=n_accepted < n)
+        for branch in copy.branches:
+            if branch.depth == n_accepted < n:
+                is_right = branch.tokens[0] == actual[n_accepted]
+                acceptance.learn(branch.cells[0], accepted=is_right)
+                if is_right:
+                    break
 
 
 def round_length(length: int) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, repeat
+from operator import mul
 
 from speculation.drafting.acceptance import RATE
 
@@ -21,7 +23,7 @@ _SPAN = 256  # tokens of the context that share a curve
 # A text's first steps are atypical: the first is decoded with the prompt, the next ones find cold
 # caches and another compute graph (860, 290, 110 and 60 µs more; 7.5M parameters on 2 cores).
 _FIRST_STEPS = 4
-_MEMORY = 32.0  # steps that a size's shape rests on at most
+_PARTS = 50  # to which probabilities and shares of a step are rounded
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,17 @@ class CostCurve:
     @cached_property
     def table(self) -> list[float]:
         """Seconds for 0, 1, 2, … at least 64 rows."""
-        last = self.sizes[-1]
-        table = [0.0, *(self._within(n) for n in range(1, last + 1))]
-        return table + [self._beyond(n) for n in range(last + 1, SIZES[-1] + 1)]
+        most = max(self.sizes[-1], SIZES[-1])
+        return [0.0, *(self._at(n) for n in range(1, most + 1))]
 
-    def _within(self, n: int) -> float:
-        """Seconds for ``n`` rows, at most the last size."""
-        size = self.sizes[self.index(n)]
-        block = n if n == size else min(-(-n // _BLOCK) * _BLOCK, size)
-        return _interpolated(block, self.sizes, self.seconds)
+    def at(self, n: int) -> float:
+        """Seconds for ``n`` rows; extrapolated beyond the table."""
+        table = self.table
+        return table[n] if n < len(table) else self._at(n)
 
-    def _beyond(self, n: int) -> float:
-        """Seconds for ``n`` rows, more than the last size."""
+    def _at(self, n: int) -> float:
+        if n <= self.sizes[-1]:
+            return _interpolated(_block(n, self.sizes), self.sizes, self.seconds)
         return self.seconds[-1] + self._slope * (n - self.sizes[-1])
 
     @cached_property
@@ -79,16 +80,9 @@ class CostCurve:
 
         A last size that was disturbed, or has a faster kernel, must not make rows free.
         """
-        last, seconds = self.sizes[-1], self.seconds[-1]
-        rows = [
-            (seconds - before) / (last - n)
-            for n, before in zip(self.sizes[:-1], self.seconds[:-1], strict=True)
-        ]
+        (*sizes, last), (*seconds, end) = self.sizes, self.seconds
+        rows = [(end - s) / (last - n) for n, s in zip(sizes, seconds, strict=True)]
         return max(rows[:1] + rows[-1:], default=0.0)
-
-    def index(self, n: int) -> int:
-        """The index of the size that stands for ``n`` rows."""
-        return min(bisect_left(self.sizes, n), len(self.sizes) - 1)
 
     @cached_property
     def row_share(self) -> float:
@@ -97,76 +91,92 @@ class CostCurve:
         per_row = [(self.table[n] / plain - 1) / (n - 1) for n in range(2, len(self.table))]
         return max(min(per_row), 1e-9)
 
-    def at(self, n: int) -> float:
-        """Seconds for ``n`` rows; extrapolated beyond the table."""
-        table = self.table
-        return table[n] if n < len(table) else self._beyond(n)
+    def pays_from(self, n_texts: int, extra: float) -> float:
+        """The least probability from which drafts pay for one of ``n_texts``, if each is accepted
+        with it after those before; more than 1 if none pays.
+
+        ``extra`` seconds are what a step with drafts costs beside its rows.
+        """
+        plain = self.at(n_texts) / n_texts
+        key = n_texts, round(_PARTS * extra / plain)
+        found = self._pays_from.get(key)
+        if found is None:
+            most = max(1, len(self.table) - 1 - n_texts)
+            fixed = key[1] / _PARTS - n_texts
+            needed = [self.at(n_texts + n) / plain + fixed for n in range(1, most + 1)]
+
+            def pays(part: int) -> bool:
+                expected = accumulate(repeat(part / _PARTS, most), mul)
+                return any(e > need for e, need in zip(accumulate(expected), needed, strict=True))
+
+            found = bisect_left(range(_PARTS + 1), True, key=pays) / _PARTS
+            if found == 1.0 and not pays(_PARTS):
+                found = 2.0
+            self._pays_from[key] = found
+        return found
+
+    @cached_property
+    def _pays_from(self) -> dict[tuple[int, int], float]:
+        return {}
 
 
 class Cost:
     """The cost of decoding with one model on one machine, at any place of the context.
 
     Attention adds to a batch's cost in proportion to the tokens before it, so two measured curves
-    give all others. ``far`` may have fewer sizes: between them what it adds is interpolated.
+    give all others. Real steps correct the curves.
 
-    near, far  curves after NEAR and FAR tokens; without ``far`` the cost is the same everywhere
-    level      real time of single rows over the measured one, learnt from a text's steps
-    shape      by size, real time of a batch over ``level`` times the measured one
-    weights    by size, the steps behind its shape
+    near       the curve after NEAR tokens, as measured or corrected
+    level      real time of single rows over that of ``near``, in this run
     n_texts    texts in each batch
     n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
-    overhead   average seconds of a step besides decoding and drafting
+    overhead   average seconds of a step besides decoding and drafting, for each text
     is_disturbed  whether other programs took processors from all of its measurements
     """
 
     def __init__(
-        self,
-        near: CostCurve,
-        far: CostCurve | None = None,
-        *,
-        level: float = 1.0,
-        shape: Sequence[float] = (),
-        weights: Sequence[float] = (),
-        is_disturbed: bool = False,
+        self, near: CostCurve, far: CostCurve | None = None, *, is_disturbed: bool = False
     ) -> None:
-        self.near, self.far, self.level = near, far, level
-        self.is_disturbed = is_disturbed
-        self.shape = list(shape) or [1.0] * len(near.sizes)
-        self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
+        """``far`` is the curve after FAR tokens; without it the cost is the same everywhere.
+
+        It may have fewer sizes: between them what attention adds is interpolated.
+        """
+        self.near, self.is_disturbed = near, is_disturbed
+        self._added = [0.0] * len(near.sizes)
+        if far is not None:
+            added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
+            self._added = [max(0.0, _interpolated(n, far.sizes, added)) for n in near.sizes]
+        self.level = 1.0
         self._curves: dict[int, CostCurve] = {}  # by place of the context
-        self._measured: dict[int, CostCurve] = {}  # the same without level and shape
         self.n_texts, self.n_past, self.last_rows = 1, 0, 0
         self.overhead = 0.0
         self._n_same = 0  # decodes in a row with as many rows as the last
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
 
+    @property
+    def far(self) -> CostCurve | None:
+        """The curve after FAR tokens, if it differs."""
+        if not any(self._added):
+            return None
+        seconds = [s + more for s, more in zip(self.near.seconds, self._added, strict=True)]
+        return replace(self.near, seconds=seconds)
+
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
         place = (self.n_past or n_past) // _SPAN
         curve = self._curves.get(place)
         if curve is None:
-            measured = self._measured_at(place)
-            factors = [self.level * shape for shape in self.shape]
-            seconds = [f * s for f, s in zip(factors, measured.seconds, strict=True)]
-            switch = self.level * measured.switch_seconds
-            curve = CostCurve(measured.sizes, seconds, switch)
+            switch = self.level * self.near.switch_seconds
+            curve = CostCurve(self.near.sizes, self._seconds(place), switch)
             self._curves[place] = curve
         return curve
 
-    def _measured_at(self, place: int) -> CostCurve:
-        curve, near, far = self._measured.get(place), self.near, self.far
-        if curve is None:
-            seconds = list(near.seconds)
-            if far is not None:
-                position = ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR)
-                added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
-                for i, n in enumerate(near.sizes):
-                    seconds[i] += max(0.0, position * _interpolated(n, far.sizes, added))
-            curve = CostCurve(near.sizes, seconds, near.switch_seconds)
-            self._measured[place] = curve
-        return curve
+    def _seconds(self, place: int) -> list[float]:
+        level, position = self.level, ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR)
+        pairs = zip(self.near.seconds, self._added, strict=True)
+        return [level * (s + position * more) for s, more in pairs]
 
     @property
     def row_seconds(self) -> float:
@@ -195,33 +205,39 @@ class Cost:
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
-        Single rows set the level, for example when the machine slows down. Other sizes set their
-        own shape, the more slowly the more steps it rests on. The first two batches after another
-        size do not count, except in a run of steps, less the switch. An interrupted batch counts at
-        most twice its expected time. Curves change every 64 calls, since rebuilding them is too
-        slow for every step.
+        Single rows set the level, for example when the machine slows down. Other sizes correct
+        their own cost. The first two batches after another size do not count, except in a run of
+        steps, less the switch. An interrupted batch counts at most twice its expected time. Curves
+        change every 64 calls, since rebuilding them is too slow for every step.
         """
         changes = n_rows != self.last_rows
         self.decoded(n_rows, n_steps)
         if self._n_first > 0:
             self._n_first -= n_steps
             return
-        if n_rows > SIZES[-1] or self._n_same <= 2:
-            return
         near = self.near
+        if n_rows > near.sizes[-1] or self._n_same <= 2:
+            return
         if changes:
             seconds -= self.level * near.switch_seconds / n_steps
-        i = near.index(n_rows)
-        place = (self.n_past or n_past) // _SPAN
-        ratio = seconds / self._measured_at(place).at(n_rows) / self.level
+        expected = self._seconds((self.n_past or n_past) // _SPAN)
+        ratio = seconds / _interpolated(_block(n_rows, near.sizes), near.sizes, expected)
+        factor = min(2.0, max(0.5, ratio)) ** (1.0 - (1.0 - RATE) ** n_steps)
         if n_rows == 1:
-            self.level *= _clipped(ratio) ** (1.0 - (1.0 - RATE) ** n_steps)
+            self.level *= factor
         else:
-            self.weights[i] = min(self.weights[i] + 1.0, _MEMORY)
-            self.shape[i] *= _clipped(ratio / self.shape[i]) ** (1.0 / self.weights[i])
+            corrected = list(near.seconds)
+            corrected[bisect_left(near.sizes, n_rows)] *= factor
+            self.near = replace(near, seconds=corrected)
         self._n_followed += 1
         if self._n_followed % 64 == 0:
             self._curves.clear()
+
+
+def _block(n: int, sizes: Sequence[int]) -> int:
+    """The number of rows that ``n`` cost as much as, at most the last of ``sizes``."""
+    size = sizes[bisect_left(sizes, n)]
+    return n if n == size else min(-(-n // _BLOCK) * _BLOCK, size)
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -230,7 +246,3 @@ def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
         return ys[0] * x / xs[0]
     i = min(max(bisect_left(xs, x), 1), len(xs) - 1)
     return ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
-
-
-def _clipped(ratio: float) -> float:
-    return min(2.0, max(0.5, ratio))

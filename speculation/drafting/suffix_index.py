@@ -181,6 +181,9 @@ class SuffixIndex:
             n += 1
         return n
 
+    def token(self, position: int) -> int:
+        return self._tokens[position]
+
     def copy(self, position: int, length: int) -> array[int]:
         """Up to ``length`` tokens from ``position``, at most 256, to the end of their text.
 

@@ -89,24 +89,27 @@ class Prediction(CopyDrafter):
         self._found = _START  # … and how it was found
         self._diverged = self._first  # position up to which the reply surely followed
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        """1 to 4 for 1, 2, 4, 8 or more common tokens, 5 for a reply's first token."""
+    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         self._read(tokens)
-        if self._position == self._nowhere:
-            return 0
-        return min(self._n_common.bit_length(), 4) or 5
+        copied = self._index.copy(self._position, 1)
+        return (copied[0], self._cells[0]) if copied else None
 
     def _find(self, tokens: Sequence[int]) -> Copy | None:
         self._read(tokens)
         copied = self._index.copy(self._position, self.params.draft_max).tolist()
+        return Copy(copied, self._cells[: len(copied)]) if copied else None
+
+    @property
+    def _cells(self) -> list[int]:
         first = min(self._n_common, LONGEST_CONTEXT) + (self._found == _START)
-        return Copy(copied, _CELLS[self._found][first : first + len(copied)]) if copied else None
+        return _CELLS[self._found][first:]
 
     def _read(self, tokens: Sequence[int]) -> None:
         """Follow ``tokens``, the whole text, in the prediction."""
         new = tokens[self._n_read :]
         if not new:
             return
+        self._compare(new[0])
         self._n_read = len(tokens)
         n_same = common_prefix(self._index.copy(self._position, min(len(new), LONGEST_COPY)), new)
         self._position += n_same
@@ -148,6 +151,5 @@ spec = MethodSpec(
     make=_make,
     as_source=AsSource(
         lambda resources: PredictionParams() if resources.prediction else None,
-        gains=(0.1, 0.5, 1.5, 4.0, 1.0),
     ),
 )

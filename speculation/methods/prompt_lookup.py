@@ -71,9 +71,9 @@ class PromptLookup(CopyDrafter):
         self._start()
         self._read(prompt)
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        """The length of the n-gram found."""
-        return self._look_up(tokens)[1]
+    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        position, n = self._look_up(tokens)
+        return (tokens[position], _CELLS[n]) if n else None
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         if self.params.adaptive:

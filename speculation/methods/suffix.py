@@ -103,13 +103,15 @@ class Suffix(CopyDrafter):
         if self._memory is not None:
             self._memory.remember(tokens)
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        """1 to 4 for a match of 1, 2, 4, 8 or more tokens in this text; 5 to 7 for one of 2, 4, 8
-        or more in the memory."""
+    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """What followed the latest occurrence, whose match is taken to end within its level."""
         self._read(tokens)
-        if self._level < 0:
-            return 0
-        return self._level + (1 if self._where is self._index else 4)
+        index, level = self._where, self._level
+        found = [] if level < 0 else index.matches(level, self._index, 1)
+        if not found:
+            return None
+        tables = _IN_TEXT_CELLS if index is self._index else _IN_MEMORY_CELLS
+        return index.token(found[0]), tables[_ALONE][3 * LENGTHS[level] // 2]
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
@@ -121,6 +123,7 @@ class Suffix(CopyDrafter):
     def _read(self, tokens: Sequence[int]) -> None:
         """Read ``tokens``, the whole text, and search for its end; once for each length."""
         if self._n_read < len(tokens):
+            self._compare(tokens[self._n_read])
             self._index.extend(tokens[self._n_read :])
             self._n_read = len(tokens)
             self._search()
@@ -217,6 +220,5 @@ spec = MethodSpec(
     make=_make,
     as_source=AsSource(
         lambda resources: SuffixParams(branches=4 if resources.rows_are_cheap else 1),
-        gains=(0.1, 0.3, 1.0, 2.0, 0.1, 0.3, 1.0),
     ),
 )

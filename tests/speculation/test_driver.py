@@ -150,9 +150,9 @@ class Raising(Drafter):
     def observe_plain(self, steps: PlainSteps) -> None:
         self._may_raise("observe_plain")
 
-    def strength(self, tokens: object) -> int:
-        self._may_raise("strength")
-        return int(self._where != "observe_plain")
+    def promise(self, tokens: object) -> float:
+        self._may_raise("promise")
+        return float(self._where != "observe_plain")
 
     def end(self, tokens: object) -> None:
         self._may_raise("end")
@@ -161,7 +161,7 @@ class Raising(Drafter):
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 @pytest.mark.parametrize("in_end", [False, True])
 @pytest.mark.parametrize(
-    "where", ["make", "begin", "draft", "observe", "observe_plain", "strength", "end"]
+    "where", ["make", "begin", "draft", "observe", "observe_plain", "promise", "end"]
 )
 def test_what_a_drafter_raises_ends_its_text_alone(
     several: Engine, where: str, in_end: bool, error: type[BaseException]

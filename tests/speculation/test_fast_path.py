@@ -52,8 +52,8 @@ class Waiting(Drafter):
         self.n_asked = 0
         self.runs: list[list[int]] = []
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        return int(tokens[-1] in self._after)
+    def promise(self, tokens: Sequence[int]) -> float:
+        return float(tokens[-1] in self._after)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self.n_asked += 1
@@ -112,7 +112,7 @@ def test_an_error_in_a_run_keeps_the_tokens_generated_before_it() -> None:
 
 
 class AlwaysAsked(Drafter):
-    """A drafter that is asked in every step, because it does not tell its strength."""
+    """A drafter that is asked in every step, because it does not tell what its draft promises."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter

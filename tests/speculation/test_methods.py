@@ -11,7 +11,7 @@ import pytest
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.auto.source import Gains
+from speculation.auto.source import Asks
 from speculation.drafter import DraftBudget, MethodSpec, Step
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.resources import Resources
@@ -102,7 +102,7 @@ def test_a_method_is_loaded_from_a_file_by_its_path(
     (drafter,) = parse_method(name).drafters()
     text, tree = [1, 2, 7, 5, 1, 2, 8, 9, 1, 2], TokenTree(2)
     drafter.begin(text[:1])
-    assert drafter.strength(text) == 2
+    assert drafter.promise(text) == 0.5
     drafter.draft(text, tree, DraftBudget())
     assert (tree.tokens, tree.parents) == ([2, 8, 9, 7, 5], [-1, 0, 1, 0, 3])
     assert load_method_file("prompt-lookup:draft=2") == "prompt-lookup:draft=2"
@@ -158,7 +158,7 @@ def test_what_is_learnt_of_other_methods_and_under_older_names_is_not_saved() ->
     old = {"PromptLookupParams(draft=7) estimates": [1.0] * 101, "suffix": [1.0, 2.0]}
     resources = Resources(cheap_rows, saved=old)
     resources.acceptance("outside")
-    resources.save("outside", Gains().state)
+    resources.save("outside", Asks().state)
     assert resources.to_save(SAVED) == {"suffix": [1.0, 2.0]}
 
 

@@ -24,8 +24,8 @@ from tests.support.written import WrittenText, write
 class Guesses(Drafter):
     """Drafts a tree after the text's second token, and another one after its fifth."""
 
-    def strength(self, tokens: Sequence[int]) -> int:
-        return int(tokens[-1] in (1, 9))
+    def promise(self, tokens: Sequence[int]) -> float:
+        return float(tokens[-1] in (1, 9))
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         if tokens[-1] == 1:

@@ -9,6 +9,8 @@ from tools.judge import figures, table
 
 def run(method: str, prompt_id: str, n_tokens: int, seconds: float) -> Run:
     stats = Stats(n_tokens=n_tokens, n_first=1, n_steps=n_tokens, decode_seconds=seconds)
+    if method == "auto":
+        stats.n_drafted, stats.n_expected, stats.n_accepted = 8, 2.5, 2
     return Run(method, prompt_id, prompt_id[0], 0, [0] * n_tokens, "length", stats)
 
 
@@ -36,3 +38,9 @@ def test_the_figures_are_medians_over_repetitions_of_speed_ratios() -> None:
     assert table({"m": found}).splitlines()[2] == (
         "| m | 1.14 (1.40) | 0.80 b | 1.14 | 0.80 b | 1.14 | 0.80 |"
     )
+    assert table({"m": found}).splitlines()[-4:] == [
+        "| a | 6 of 8 (24) |",
+        "| b | 12 of 15 (48) |",
+        "| all | 18 of 22 (72) |",
+        "| first 10 | 18 of 22 (72) |",
+    ]

@@ -237,11 +237,11 @@ class _Charged(Drafter):
         self._clock.now += OBSERVE + self._row * len(step.path)
         self._drafter.observe(step)
 
-    def strength(self, tokens: Sequence[int]) -> int:
+    def promise(self, tokens: Sequence[int]) -> float | None:
         if len(tokens) != self._n_seen:
             self._n_seen = len(tokens)
             self._clock.now += LOOK
-        return self._drafter.strength(tokens)
+        return self._drafter.promise(tokens)
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._drafter.observe_plain(steps)

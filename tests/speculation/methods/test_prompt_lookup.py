@@ -23,7 +23,7 @@ def drafted(text: list[int], budget: DraftBudget = FREE, **params: int | bool) -
     lookup = PromptLookup(PromptLookupParams(**params))  # type: ignore[arg-type]
     lookup.begin(text[:1])
     for end in range(1, len(text)):
-        lookup.strength(text[:end])
+        lookup.promise(text[:end])
     tree = TokenTree(text[-1])
     lookup.draft(text, tree, budget)
     return tree.tokens[1:]

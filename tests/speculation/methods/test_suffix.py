@@ -131,14 +131,27 @@ def test_acceptance_follows_what_is_accepted() -> None:
     assert drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1] < 0.7 * before
 
 
-def test_its_strength_grows_with_the_match_and_tells_the_memory_apart() -> None:
+def test_it_promises_more_the_longer_the_match_and_less_if_that_is_in_the_memory() -> None:
     drafter = Suffix(SuffixParams(), SuffixMemory())
-    drafter.begin([1, 2, 3])
-    text = [1, 2, 3]
-    assert drafter.strength(text) == 0
-    assert [drafter.strength(text := [*text, token]) for token in (1, 2, 3)] == [1, 2, 2]
+    drafter.begin(text := [1, 2, 3])
+    assert drafter.promise(text) == 0.0
+    promises = [drafter.promise(text := [*text, token]) for token in (1, 2)]
+    assert promises == pytest.approx([0.5, 0.80], abs=0.01)
     memory = SuffixMemory()
     memory.remember([5, 6, 7, 8, 9])
     drafter = Suffix(SuffixParams(), memory)
     drafter.begin([4, 5])
-    assert drafter.strength([4, 5, 6]) == 5
+    assert drafter.promise([4, 5, 6]) == pytest.approx(0.54, abs=0.01)
+
+
+@pytest.mark.parametrize(("token", "is_foreseen"), [(2, True), (9, False)])
+def test_it_learns_from_where_a_text_goes_though_it_is_not_asked(
+    token: int, is_foreseen: bool
+) -> None:
+    acceptance = Acceptance(PRIORS)
+    drafter = Suffix(SuffixParams(), SuffixMemory(), acceptance)
+    drafter.begin(text := [1, 2, 3, 4, 1])
+    assert drafter.promise(text) == 0.5
+    drafter.promise([*text, token])
+    assert (acceptance.prob(0) > 0.5) is is_foreseen
+    assert acceptance.prob(0) != 0.5
