@@ -20,7 +20,7 @@ from batching.watched import overdue
 from speculation.methods import load_method_file
 
 REPORT_SECONDS = 0.1  # between two reports
-# After how long a thread lets others run Python. The engine's, back from a decode, waits so long for
+# After how long a thread lets others run Python. Back from a decode, the engine's waits so long for
 # one that prepares a request; Python's 5 ms are as much as a decode on a GPU.
 SWITCH_SECONDS = 0.0005
 
