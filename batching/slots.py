@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from batching.rows import Rows, pack
-from batching.target import ALL, END, Output, Target, Watch
+from batching.target import ALL, END, Meanwhile, Output, Target, Watch
 from batching.together import Coroutine, Work
 from batching.tree import Floats
 
@@ -29,14 +29,17 @@ class Slots:
         self.slots = [Slot(self, i, width) for i in range(n_slots)]
 
     def decode(
-        self, parts: Sequence[tuple[Slot, Rows]], watch: Watch | None = None
+        self,
+        parts: Sequence[tuple[Slot, Rows]],
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> list[Output]:
         """Decode the rows of several slots in one batch; the output of each counts from its tree's
-        root. Valid until the next decode."""
+        root. Valid until the next decode. As ``Target.decode``."""
         for slot, rows in parts:
             slot.n_used = max(slot.n_used, rows.seq_ids[0].stop)  # the root is in all of them
         rows, starts = pack([(rows, slot.first) for slot, rows in parts])
-        output = self.target.decode(rows, watch)
+        output = self.target.decode(rows, watch, meanwhile)
         return [PartOutput(output, start) if start else output for start in starts]
 
     def encode(self, parts: Sequence[Floats]) -> list[Floats]:
@@ -87,8 +90,13 @@ class Slot:
         """``Context.encode`` as work for ``together``."""
         return Work(self._shared.encode, features)
 
-    def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
-        return self._shared.decode([(self, rows)], watch)[0]
+    def decode(
+        self,
+        rows: Rows,
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> Output:
+        return self._shared.decode([(self, rows)], watch, meanwhile)[0]
 
     def decode_row(self, token: int, position: int, seq_ids: range) -> Output:
         first = self.first

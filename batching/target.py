@@ -12,6 +12,7 @@ from batching.rows import Rows
 from batching.tree import Floats
 
 Watch = Callable[[float], bool]
+Meanwhile = Callable[[], object]
 
 END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"
@@ -92,11 +93,17 @@ class Target(Protocol):
         """
         ...
 
-    def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
+    def decode(
+        self,
+        rows: Rows,
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> Output:
         """Decode one batch.
 
         During a long decode, calls ``watch(share_done)`` from time to time (0 while the share is
-        unknown). If it returns True, the decode stops and raises Cancelled.
+        unknown). If it returns True, the decode stops and raises Cancelled. If a device computes
+        all of it and this process need only wait, calls ``meanwhile()`` first.
         """
         ...
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from batching.clock import now
 from batching.rows import Rows
-from batching.target import Cancelled, Output, Watch
+from batching.target import Cancelled, Meanwhile, Output, Watch
 from batching.together import Running, advance, run
 from batching.tree import NO_LIMIT
 from speculation.auto.choose import choose, follow, give_one_length
@@ -22,9 +22,13 @@ class Decoder(Protocol):
     """Decodes rows of several texts in one batch: ``batching.slots.Slots``, or a replay's."""
 
     def decode(
-        self, parts: Sequence[tuple[Any, Rows]], watch: Watch | None = None
+        self,
+        parts: Sequence[tuple[Any, Rows]],
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> Sequence[Output]:
-        """The output of each part: a text's target and its rows."""
+        """The output of each part: a text's target and its rows. ``Target.decode`` says what
+        ``meanwhile`` is."""
         ...
 
 
@@ -34,11 +38,15 @@ class Batch:
     slots     decodes their rows
     cost      what a decode costs, if that is known
     drafting  by text, what drafts its next tree, until that is done
+    has_device  whether a device computed the last step
+    accepted  texts whose tokens are handed out while a device computes the next step
     """
 
     def __init__(self, slots: Decoder, cost: Cost | None = None) -> None:
         self.slots, self.cost = slots, cost
         self.drafting: dict[Text, Running] = {}
+        self.has_device = False
+        self.accepted: list[Text] = []
 
     def propose(self, texts: Sequence[Text]) -> list[Text]:
         """Let each text draft; returns those that have.
@@ -76,6 +84,18 @@ class Batch:
                     text.fail(one.error)
         return drafted
 
+    def meanwhile(self) -> None:
+        """A device computes."""
+        self.has_device = True
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Hand out the tokens of the step before, if that was left for later."""
+        for text in self.accepted:
+            with failing(text):
+                text.hand_out(len(self.accepted))
+        self.accepted.clear()
+
     def drop(self, text: Text) -> None:
         """The text has ended, perhaps while it drafted."""
         if (running := self.drafting.pop(text, None)) is not None:
@@ -104,6 +124,7 @@ def step(
     if len(texts) == 1 and not pieces and not batch.drafting:
         with failing(texts[0]):
             if texts[0].is_plain():
+                batch.hand_out()
                 run_plain(texts[0], is_wanted)
                 return
         if texts[0].has_ended:
@@ -125,14 +146,16 @@ def step(
             rows[text] = text.rows()
     rows.update(pieces)
     if not rows:
+        batch.hand_out()
         return
     order = list(rows)
     if order[0].cache.target.n_rewind < NO_LIMIT:  # drafts come last, as in ``rows_back``
         order.sort(key=lambda text: text not in pieces and len(text.tree) > 1)
-    # 2. Decode all rows in one forward pass.
-    began = now()
+    # 2. Decode all rows in one forward pass. If a device computes it, this process hands out the
+    #    tokens of the step before meanwhile.
+    began, parts = now(), [(text.cache.target, rows[text]) for text in order]
     try:
-        outputs = batch.slots.decode([(text.cache.target, rows[text]) for text in order], watch)
+        outputs = batch.slots.decode(parts, watch, batch.meanwhile)
     except Cancelled:
         return
     except Exception as error:
@@ -145,8 +168,14 @@ def step(
     # 3. Each text verifies its tree, keeps the KV entries of the accepted path, and adds the bonus
     #    token.
     for text, output in zip(order, outputs, strict=True):
+        if text.has_ended:  # by an error while the rows were computed
+            continue
         with failing(text):
             if text in pieces:
                 text.take_piece(output)
+                continue
+            reason = text.accept(output, seconds, len(rows)).finish_reason
+            if batch.has_device and reason is None:
+                batch.accepted.append(text)
             else:
-                text.deliver(text.accept(output, seconds, len(rows)), len(texts))
+                text.hand_out(len(texts))

@@ -134,7 +134,7 @@ class Scheduler:
             if text.is_cancelled:
                 self._batch.drop(text)
                 text.end("cancelled")
-        self.places.leave()
+                self.places.leave()
 
     def _admit(self) -> None:
         """Give places to waiting texts, in order, while the context has room for them.
@@ -150,8 +150,9 @@ class Scheduler:
                     break
             self._waiting.remove(text)
         for n, text in enumerate(list(self._waiting), 1):
-            with failing(text):
-                text.tell_waiting(n)
+            if text.n_ahead != n:
+                with failing(text):
+                    text.tell_waiting(n)
 
     def _place(self, text: Text) -> bool:
         """Start a text in a free place; returns whether there is one."""
@@ -249,29 +250,28 @@ class Scheduler:
     def _decode(self, texts: Sequence[Text]) -> None:
         """A step: read some prompt, draft for the texts that are written, decode all of it."""
         self._tell_cost(texts)
-        if len(texts) > 1 and any(not text.is_writing for text in texts):
+        reading = [text for text in texts if not text.is_writing]
+        if reading and len(texts) > 1:
             for text in texts:  # a prompt takes longer than a frame
                 text.flush()
-        pieces = self._pieces(texts)
-        writing = [text for text in texts if text.is_writing and not text.has_ended]
-        shares = self._shares(texts)
-        for text in writing:
-            if text not in self._batch.drafting:
-                place = self._place_of(text)
-                place.slot.n_batch = shares[text] + place.cache.n_deferred
-                with failing(text):  # a full context would end the text
-                    self.places.extend(place, text.room + 1)
+        pieces = self._pieces(texts, reading)
+        shares, drafting, writing = self._shares(texts), self._batch.drafting, []
+        for place in self.places.places:
+            written = place.text
+            if written is None or written.has_ended or not written.is_writing:
+                continue
+            if written not in drafting:
+                place.slot.n_batch = shares[written] + place.cache.n_deferred
+                with failing(written):  # a full context would end the text
+                    self.places.extend(place, written.room + 1)
+            if not written.has_ended:
+                writing.append(written)
         self._decoding = texts
         prompts = [(text, len(rows)) for text, rows in pieces.items()]
         prompts += [(text, text.cache.n_deferred) for text in writing if text.cache.n_deferred]
         self._piece = prompts[0] if len(prompts) == 1 else None
-        step(
-            [text for text in writing if not text.has_ended],
-            self._batch,
-            pieces,
-            max_rows=self._max_rows if len(writing) > 1 else NO_LIMIT,
-            watch=self._watch,
-        )
+        max_rows = self._max_rows if len(writing) > 1 else NO_LIMIT
+        step(writing, self._batch, pieces, max_rows=max_rows, watch=self._watch)
 
     def _watch(self, share: float) -> bool:
         """Called during a long decode: whether nobody wants it any more."""
@@ -297,10 +297,9 @@ class Scheduler:
             if self.places.n_slots == 1:
                 cost.n_past = 0  # the text's own count
 
-    def _pieces(self, texts: Sequence[Text]) -> dict[Text, Rows]:
-        """The next prompt rows of the texts that are not written yet. Those that are read begin."""
+    def _pieces(self, texts: Sequence[Text], reading: list[Text]) -> dict[Text, Rows]:
+        """The next prompt rows of the ``reading`` among ``texts``. Those that are read begin."""
         pieces: dict[Text, Rows] = {}
-        reading = [text for text in texts if not text.is_writing]
         if not reading:
             return pieces
         reading.sort(key=lambda text: text.submitted)
@@ -333,10 +332,10 @@ class Scheduler:
         n_batch = self._runtime.context.n_batch
         if len(texts) == 1:
             return {texts[0]: n_batch - texts[0].cache.n_deferred}
-        n_open = max(1, len([text for text in texts if text.needed.rows == 1]))
-        n_left = n_batch - _fixed_rows(texts)
-        share = max(1, min(ROOM, n_left // 2 // n_open))
-        return {text: text.needed.rows if text.needed.rows > 1 else share for text in texts}
+        fixed = {text: text.needed.rows for text in texts if text.needed.rows > 1}
+        n_open = max(1, len(texts) - len(fixed))
+        share = max(1, min(ROOM, (n_batch - sum(fixed.values())) // 2 // n_open))
+        return dict.fromkeys(texts, share) | fixed
 
     @property
     def _max_rows(self) -> int:

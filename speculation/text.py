@@ -150,10 +150,11 @@ class Text:
         self._has_begun = False
         self._ended = threading.Event()
         self._channel: Channel[list[Token]] = Channel()
+        self._emitted: Emitted | None = None  # by the last step, and not handed out yet
         self._frame: list[Token] = []  # tokens not passed on yet
         self._passed_on = -inf  # when others were, last
         self._taken: Iterator[Token] | None = None
-        self._n_ahead = 0
+        self.n_ahead = 0  # requests that are known to come first
 
     # For whoever asked
 
@@ -250,8 +251,8 @@ class Text:
 
     def tell_waiting(self, n_ahead: int) -> None:
         """``n_ahead`` requests are ahead of this one."""
-        if n_ahead != self._n_ahead:
-            self._n_ahead = n_ahead
+        if n_ahead != self.n_ahead:
+            self.n_ahead = n_ahead
             if self.request.waiting is not None:
                 self.request.waiting(n_ahead)
 
@@ -370,6 +371,7 @@ class Text:
                 self.error = error if isinstance(error, Exception) else RuntimeError(repr(error))
 
     def _flush_rest(self) -> None:
+        self.hand_out()
         self._frame += self.reply.rest()
         self.flush()
 
@@ -496,7 +498,8 @@ class Text:
         The decode had rows of ``n_texts``.
         """
         if self.is_plain_step:
-            return self._accept_plain(output, decode_seconds, n_texts)
+            self._emitted = self._accept_plain(output, decode_seconds, n_texts)
+            return self._emitted
         cache, stats, tree, rows = self.cache, self.stats, self.tree, self._rows
         drafts = self._drafts() if self.request.record else ()  # before the structure goes on
         start, n_past = now(), self.cache.n_past
@@ -512,7 +515,7 @@ class Text:
         step.own_seconds = proposing + committed - start
         for drafter in self.drafters:
             drafter.observe(step)
-        emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
+        self._emitted = emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
         self.tokens += emitted.tokens
         end = now()
         if not stats.n_steps:
@@ -562,6 +565,12 @@ class Text:
 
     # Handing out tokens
 
+    def hand_out(self, n_texts: int = 1) -> None:
+        """Hand out what the last step emitted, unless that is done."""
+        emitted, self._emitted = self._emitted, None
+        if emitted is not None:
+            self.deliver(emitted, n_texts)
+
     def deliver(self, emitted: Emitted, n_texts: int = 1) -> None:
         """Hand out the tokens of a step, one of ``n_texts`` in the batch; end with the last.
 
@@ -576,6 +585,7 @@ class Text:
 
     def flush(self) -> None:
         """Pass on what waits for more: the next step may take long."""
+        self.hand_out()
         if self._frame:
             self._channel.put(self._frame)
             self._frame, self._passed_on = [], now()

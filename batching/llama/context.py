@@ -38,7 +38,7 @@ from batching.llama.output import DecodeOutput, closed
 from batching.llama.private_api import internal
 from batching.pages import Scratch, pages
 from batching.rows import Rows, rows_back
-from batching.target import Output, Watch
+from batching.target import Meanwhile, Output, Watch
 from batching.timing import log_ratio, thread_time_ratio
 from batching.tree import NO_LIMIT, Floats
 
@@ -115,6 +115,9 @@ class Context:
         self._n_back: dict[int, int] = {}
         self._invalid: set[int] = set()  # sequences whose recurrent state a failed decode spoiled
         self._watch = DecodeWatch(model.n_bytes)
+        # RPC workers are waited for at once.
+        is_remote = any(device.is_remote for device in model.devices)
+        self._has_device = not model.n_host_layers and not is_remote
         dual_input = mtp or model.dual_input
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
         self._sampling = DeviceSampling(model)
@@ -136,7 +139,12 @@ class Context:
             raise closed(self.model)
         return native
 
-    def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
+    def decode(
+        self,
+        rows: Rows,
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> Output:
         """Run one ``llama_decode``; the returned views are valid until the next one.
 
         Raises CacheFull if no cells are free, TreeTooLarge if the rows exceed the batch,
@@ -144,9 +152,14 @@ class Context:
         ``Target``.
         """
         with self._lock:
-            return self._decode(self.native, rows, watch)
+            self._launch(self.native, rows, watch)
+            if meanwhile is not None and self._has_device:
+                meanwhile()
+            self._output.fetch()
+            return self._output
 
-    def _decode(self, native: NativeContext, rows: Rows, watch: Watch | None) -> Output:
+    def _launch(self, native: NativeContext, rows: Rows, watch: Watch | None) -> None:
+        """Start a decode; a CPU has then computed it, a device may still compute."""
         self._row_ids = None
         if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
             raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
@@ -164,7 +177,6 @@ class Context:
         if self.n_rewind < NO_LIMIT:
             self._n_back = rows_back(rows, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
-        return self._output
 
     def _decode_watched(self, native: NativeContext, n_rows: int, watch: Watch | None) -> None:
         handle, struct = native.handle, self._batch.struct

@@ -48,6 +48,7 @@ class DecodeOutput:
         self._logits: Floats = np.zeros((0, model.n_vocab), np.float32)
         self._views: list[Floats] = []  # one view per row of logits
         self._outputs: Sequence[bool] = ()
+        self._n_outputs = 0
         self._n_before = 0
         self._all = False  # every row has output, so logits are indexed by row
 
@@ -65,17 +66,21 @@ class DecodeOutput:
         return self._native
 
     def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
-        """Point the views at the decode just run. ``outputs``: which rows have output."""
+        """A decode has started. ``outputs``: which of its rows have output."""
         self._hidden = None
         if self._inputs:
             self._inputs = {}
         if self.has_hidden:
             outputs = [True] * len(outputs)
-        n_outputs = sum(outputs)
+        self._n_outputs = sum(outputs)
         self._outputs = outputs
         self._n_before = n_before
-        self._all = n_outputs == len(outputs) and not n_before
-        address = _logits_address(self._open.handle)  # also waits for the decode to finish
+        self._all = self._n_outputs == len(outputs) and not n_before
+
+    def fetch(self) -> None:
+        """Wait until the decode is done, and point the views at its output."""
+        n_outputs = self._n_outputs
+        address = _logits_address(self._open.handle)  # waits
         if (
             n_outputs
             and not self._sampling.is_on
@@ -87,11 +92,12 @@ class DecodeOutput:
 
     def renew_row(self, native: NativeContext) -> None:
         """Faster ``renew`` for a single row after another."""
-        address = _logits_address(native.handle)  # also waits for the decode to finish
+        address = _logits_address(native.handle)  # waits
         if self._sampling.is_on:
             return
         if address != self._address or self._hidden is not None or self._inputs:
             self.renew(self._outputs)
+            self.fetch()
 
     def _view(self, address: int, n_rows: int, width: int) -> Floats:
         """A view of a buffer, (n_rows, width)."""

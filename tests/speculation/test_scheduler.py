@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from batching.errors import CacheFull, InvalidParameter
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.slots import Slots
-from batching.target import Output, Watch
+from batching.target import Output
 from batching.together import Coroutine, Running, Work, advance, run
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
@@ -75,9 +76,9 @@ def test_a_long_prompt_is_read_in_a_context_of_its_own_and_shared_with_the_next(
 ) -> None:
     decode, prompt_rows = Context.decode, {True: 0, False: 0}
 
-    def counting(context: Context, rows: Rows, watch: Watch | None = None) -> Output:
+    def counting(context: Context, rows: Rows, *rest: Any) -> Output:
         prompt_rows[context is parallel.context] += list(rows.outputs).count(False)
-        return decode(context, rows, watch)
+        return decode(context, rows, *rest)
 
     monkeypatch.setattr(Context, "decode", counting)
     prompt = [7 + i % 90 for i in range(300)]
@@ -317,9 +318,9 @@ def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
     together: Counter[tuple[bool, int]] = Counter()  # by target or not, and texts in the batch
     decode = Slots.decode
 
-    def counted(self: Slots, parts: object, watch: object = None) -> object:
-        together[self is target_slots, len(parts)] += 1  # type: ignore[arg-type]
-        return decode(self, parts, watch)  # type: ignore[arg-type]
+    def counted(self: Slots, parts: Any, *rest: Any) -> object:
+        together[self is target_slots, len(parts)] += 1
+        return decode(self, parts, *rest)
 
     rng, found = random.Random(5), []
     draft = target if len(heads) > 1 else None
@@ -355,10 +356,10 @@ def test_a_draft_model_reads_a_prefix_of_several_texts_once(
         n_read: list[int] = []
         decode = Context.decode
 
-        def counted(self: Context, rows: Rows, watch: object = None) -> object:
+        def counted(self: Context, rows: Rows, *rest: Any) -> object:
             if self is engine.draft:
                 n_read.append(rows.outputs.count(False))
-            return decode(self, rows, watch)  # type: ignore[arg-type]
+            return decode(self, rows, *rest)
 
         monkeypatch.setattr(Context, "decode", counted)
         first = engine.submit([*prompt, 5], method="draft", max_tokens=200)

@@ -16,6 +16,7 @@ from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.runtime import Runtime
 from speculation.steps import Draft, RecordedStep
+from speculation.text import Emitted
 from tests.support.exact import EXACT
 from tests.support.fake_target import FakeTarget, plain_text, prompt_of
 from tests.support.written import WrittenText, write
@@ -71,6 +72,46 @@ def test_a_step_tells_how_many_texts_share_its_decode() -> None:
         step(texts, batch)
     step(texts[1:], batch)
     assert [[one.n_texts for one in text.steps] for text in texts] == [[1, 2, 2, 2], [2, 2, 2, 1]]
+
+
+def on_a_device(*n_tokens: int) -> tuple[list[WrittenText], list[list[int]]]:
+    """Texts that are written together, and how many steps of each are handed out after each."""
+    target = FakeTarget()
+    target.is_device = True
+    slots = Slots(target, 2)
+    texts = [
+        WrittenText(prompt_of(26), slot, n_tokens=n)
+        for slot, n in zip(slots.slots, n_tokens, strict=True)
+    ]
+    batch, seen = Batch(slots), []
+    for text in texts:
+        assert text.next_piece(99) is None
+    while running := [text for text in texts if not text.has_ended]:
+        step(running, batch)
+        seen.append([len(text.emitted) for text in texts])
+    return texts, seen
+
+
+def test_tokens_are_handed_out_while_a_device_computes_the_next_step() -> None:
+    texts, seen = on_a_device(4, 3)
+    assert seen == [[0, 0], [1, 1], [2, 3], [4, 3]]  # the last ones at once
+    assert [text.token_ids for text in texts] == [plain_text(26, n_tokens=n) for n in (4, 3)]
+
+
+def test_an_error_while_tokens_are_handed_out_ends_their_text_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deliver = WrittenText.deliver
+
+    def failing(text: WrittenText, emitted: Emitted, n_texts: int = 1) -> None:
+        if text.request.max_tokens == 4:
+            raise RuntimeError("a listener failed")
+        deliver(text, emitted, n_texts)
+
+    monkeypatch.setattr(WrittenText, "deliver", failing)
+    texts, _ = on_a_device(4, 3)
+    assert [str(text.error) for text in texts] == ["a listener failed", "None"]
+    assert texts[1].token_ids == plain_text(26, n_tokens=3)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from batching.cache import common_prefix
 from batching.errors import CannotRewind
 from batching.rows import Rows, rows_back
-from batching.target import Cancelled, Output, Watch
+from batching.target import Cancelled, Meanwhile, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
 from speculation.chat.detokenizer import Token
@@ -159,13 +159,19 @@ class FakeTarget:
         self.n_batch = n_batch
         self.n_seq_max = n_seq_max
         self.is_slow = False  # whether a decode asks the watch half-way
+        self.is_device = False  # whether others may work meanwhile
         self.decoded: list[Rows] = []
         self.copies = 0
         self._tokens: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
         self._has_hidden, self._has_logits = False, True
         self._output = FakeOutput([], [], logits)
 
-    def decode(self, rows: Rows, watch: Watch | None = None) -> FakeOutput:
+    def decode(
+        self,
+        rows: Rows,
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> FakeOutput:
         assert 1 <= len(rows) <= self.n_batch, f"{len(rows)} rows in a batch of {self.n_batch}"
         if self.is_slow and watch is not None and watch(0.5):
             raise Cancelled
@@ -188,6 +194,8 @@ class FakeTarget:
         outputs = [output or self._has_hidden for output in rows.outputs]
         self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
         self._output._has_logits = self._has_logits
+        if self.is_device and meanwhile is not None:
+            meanwhile()
         return self._output
 
     def decode_row(self, token: int, position: int, seq_ids: range) -> FakeOutput:

@@ -10,7 +10,7 @@ from batching import clock as clocks
 from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
 from batching.rows import Rows
-from batching.target import Output, Watch
+from batching.target import Meanwhile, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.drafter import Auto, auto_spec
@@ -139,7 +139,10 @@ class Alone:
     """Decodes for one text at a time. Implements ``speculation.decode.Decoder``."""
 
     def decode(
-        self, parts: Sequence[tuple[PlaybackTarget, Rows]], watch: Watch | None = None
+        self,
+        parts: Sequence[tuple[PlaybackTarget, Rows]],
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> list[Output]:
         ((target, rows),) = parts
         return [target.decode(rows)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from batching.rows import Rows
-from batching.target import Watch
+from batching.target import Meanwhile, Watch
 from batching.tree import NO_LIMIT, Floats
 from speculation.drafting.cost import Cost
 from tools.replay.recording import Recorded
@@ -125,7 +125,9 @@ class PlaybackTarget:
         else:
             self.excess += (noise - 1.0) * seconds
 
-    def decode(self, rows: Rows, watch: Watch | None = None) -> Playback:
+    def decode(
+        self, rows: Rows, watch: Watch | None = None, meanwhile: Meanwhile | None = None
+    ) -> Playback:
         self.decoded_tree = True
         self.spend(len(rows) - rows.n_before, rows.positions[rows.n_before])
         return Playback(self, rows.positions, rows.n_before)

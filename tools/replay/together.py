@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batching import clock as clocks
 from batching.rows import Rows
-from batching.target import Output, Watch
+from batching.target import Meanwhile, Output, Watch
 from speculation.decode import Batch, step
 from speculation.drafting.resources import Resources
 from speculation.text import Text
@@ -49,7 +49,10 @@ class _Together:
         self.n_past = 0  # tokens that a row attends to, on average
 
     def decode(
-        self, parts: Sequence[tuple[PlaybackTarget, Rows]], watch: Watch | None = None
+        self,
+        parts: Sequence[tuple[PlaybackTarget, Rows]],
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> list[Output]:
         self.spend(sum([len(rows) - rows.n_before for _, rows in parts]))
         return [target.decode(rows) for target, rows in parts]
