@@ -26,7 +26,7 @@ _SEPARATOR_BYTES = b"\xff\xff\xff\xff"
 _BITS = 30  # of a hash: products then fit 64 bits
 _MASK = (1 << _BITS) - 1
 _TOKEN_FACTOR = 0x2545F491
-_PROBED = 4  # matches are enough to see that there is one: half of the visited may be others
+_PROBED = 8  # positions to visit for a single match
 _BULK = 64  # tokens from which NumPy is faster
 _CHUNK = 1 << 16  # tokens at a time, which bounds NumPy's temporary arrays
 
@@ -136,11 +136,11 @@ class SuffixIndex:
             values = (padded[:n] * factor + values) & _MASK
         self.end = int(positions[-1] - first + 1) % capacity + first
 
-    def matches(self, level: int, text: SuffixIndex, limit: int) -> list[int]:
+    def matches(self, level: int, text: SuffixIndex, limit: int, n_visited: int = 0) -> list[int]:
         """Up to ``limit`` positions after the last ``LENGTHS[level]`` tokens of ``text``.
 
-        Latest first, each followed by a token of the same text. Visits at most twice as many
-        positions, since other n-grams may have the same hash.
+        Latest first, each followed by a token of the same text. Visits at most ``n_visited``
+        positions, by default twice the limit, since other n-grams may have the same hash.
         """
         n = LENGTHS[level]
         suffix = text._tokens[text.end - n : text.end]
@@ -149,7 +149,7 @@ class SuffixIndex:
         position = head[text.hashes[level] >> self._shift]
         found: list[int] = []
         age = 0
-        for _ in range(2 * limit):
+        for _ in range(n_visited or 2 * limit):
             last_age, age = age, (end - position) & mask
             if age <= last_age:  # overwritten by a later token, or the end of the chain
                 break
@@ -160,14 +160,18 @@ class SuffixIndex:
             position = previous[position]
         return found
 
-    def longest(self, text: SuffixIndex, shortest: int = 0) -> int:
-        """The highest level, from ``shortest``, at which the end of ``text`` occurs; -1 = none."""
-        longest = -1
+    def longest(self, text: SuffixIndex, shortest: int = 0) -> tuple[int, int]:
+        """The highest level, from ``shortest``, at which the end of ``text`` occurs, and the latest
+        position after it; (-1, 0) = none."""
+        found = -1, 0
         for level in range(shortest, len(LENGTHS)):
-            if LENGTHS[level] > text.n_tokens or not self.matches(level, text, _PROBED):
+            if LENGTHS[level] > text.n_tokens:
                 break
-            longest = level
-        return longest
+            positions = self.matches(level, text, 1, _PROBED)
+            if not positions:
+                break
+            found = level, positions[0]
+        return found
 
     def common_context(self, position: int, tail: array[int], n: int) -> int:
         """How many tokens before ``position`` equal the end of ``tail``; ``n`` are known to."""

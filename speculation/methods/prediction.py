@@ -125,7 +125,7 @@ class Prediction(CopyDrafter):
         self._n_indexed = len(tokens)
         index, tail, diverged = self._index, self._text.tail, self._diverged
         self._position, self._n_common = self._nowhere, 0
-        level = index.longest(self._text)
+        level, _ = index.longest(self._text)
         if level >= 0:
             found = index.matches(level, self._text, _VISITED)
             ahead = [place for place in found if place >= diverged][-_COMPARED:]

@@ -95,7 +95,8 @@ class Suffix(CopyDrafter):
         self._index = SuffixIndex(1 << max(12, (2 * len(prompt)).bit_length()))
         self._n_read = 0  # tokens of the text in the index
         self._where = self._index  # the index in which the end of the text was found …
-        self._level = -1  # … at this level; -1 = nowhere
+        self._level = -1  # … at this level; -1 = nowhere …
+        self._latest = 0  # … and the latest position after it
         self._is_first = True  # whether this is the first step of the text
 
     def end(self, tokens: Sequence[int]) -> None:
@@ -106,12 +107,11 @@ class Suffix(CopyDrafter):
     def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """What followed the latest occurrence, whose match is taken to end within its level."""
         self._read(tokens)
-        index, level = self._where, self._level
-        found = [] if level < 0 else index.matches(level, self._index, 1)
-        if not found:
+        if self._level < 0:
             return None
-        tables = _IN_TEXT_CELLS if index is self._index else _IN_MEMORY_CELLS
-        return index.token(found[0]), tables[_ALONE][3 * LENGTHS[level] // 2]
+        tables = _IN_TEXT_CELLS if self._where is self._index else _IN_MEMORY_CELLS
+        cell = tables[_ALONE][3 * LENGTHS[self._level] // 2]
+        return self._where.token(self._latest), cell
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
@@ -135,12 +135,13 @@ class Suffix(CopyDrafter):
         the memory has this conversation's earlier turns, too, which must not count twice.
         """
         memory = self._memory
-        self._where, self._level = self._index, self._index.longest(self._index)
+        self._where = self._index
+        self._level, self._latest = self._index.longest(self._index)
         if memory is not None and memory.index.n_tokens and self._level < _TOP:
             shortest = max(_SHORTEST_IN_MEMORY, min(self._level + 2, _TOP))
-            level = memory.index.longest(self._index, shortest)
+            level, latest = memory.index.longest(self._index, shortest)
             if level >= 0:
-                self._where, self._level = memory.index, level
+                self._where, self._level, self._latest = memory.index, level, latest
 
     def _find(self, tokens: Sequence[int]) -> Copy | None:
         """Compare what follows the occurrences found, those with the longest match first."""

@@ -84,10 +84,10 @@ def test_bulk_and_single_tokens_build_the_same_index(n_tokens: int) -> None:
 def test_the_longest_end_of_a_text_that_occurs_is_found_by_its_level() -> None:
     memory = index_of([1, 2, 3, 4, 5, 6, 7, 8, 9, SEPARATOR])
     ends = ([7, 7], [7, 4], [3, 4], [1, 2, 3, 4], [9, *range(1, 9)])
-    assert [memory.longest(index_of([*end])) for end in ends] == [0, 0, 1, 2, 3]
-    assert memory.longest(index_of([7, 4]), shortest=1) == -1
-    assert memory.longest(index_of([99])) == -1
-    assert memory.longest(index_of([4])) == 0  # a text of one token has no longer end
+    assert [memory.longest(index_of([*end]))[0] for end in ends] == [0, 0, 1, 2, 3]
+    assert memory.longest(index_of([7, 4]), shortest=1)[0] == -1
+    assert memory.longest(index_of([99]))[0] == -1
+    assert memory.longest(index_of([4]))[0] == 0  # a text of one token has no longer end
 
 
 def test_the_common_context_is_counted_up_to_32() -> None:
