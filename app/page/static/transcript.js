@@ -418,9 +418,14 @@ function startTranscript() {
   new ResizeObserver(() => ($("#to-end").hidden = nearEnd())).observe($("#turns"));
   $("#to-end").onclick = scrollToEnd;
   $("#turns").classList.toggle("filled", memory.get("filled") ?? false);
-  box.addEventListener("click", ({ target }) => {
-    const copy = target.closest("[data-action=copy-code]");
+  box.addEventListener("click", (event) => {
+    const copy = event.target.closest("[data-action=copy-code]");
     if (copy) copyText($("code", copy.closest(".code")).textContent, copy);
+    const link = event.target.closest("[data-note]");
+    if (!link) return;
+    event.preventDefault(); // the address is the chat's
+    const ends = $$(`[data-note="${CSS.escape(link.dataset.note)}"]`, link.closest(".markdown"));
+    ends.find(({ role }) => role !== link.role)?.focus();
   });
   box.addEventListener("focusin", ({ target }) => {
     const article = target.closest(".turn");
