@@ -67,5 +67,6 @@ def _note(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 def add_footnotes(markdown: MarkdownIt) -> None:
     """Add rules for footnotes. Their tokens have the label as markup."""
     markdown.inline.ruler.before("link", "footnote_mark", _mark)
-    interrupts = {"alt": ["paragraph", "reference", "blockquote"]}
-    markdown.block.ruler.before("reference", "footnote", _note, interrupts)
+    markdown.block.ruler.before(
+        "reference", "footnote", _note, {"alt": ["paragraph", "reference", "blockquote"]}
+    )

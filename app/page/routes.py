@@ -405,8 +405,8 @@ def status_json(status: Status) -> Json:
 
 
 def model_json(model: LoadedModel, facts: ModelFacts) -> Json:
-    """The loaded model; ``missing`` are the methods that cannot run, the setting that each needs,
-    and the names that models.txt has for it."""
+    """The loaded model; ``missing`` are the methods that cannot run, what each needs, and the names
+    that models.txt has for it."""
     found = asdict(model)
     found["name"] = re.split(r"[/\\]", model.spec.model)[-1]
     offers = _offers(model.spec.model, facts.missing)

@@ -5,7 +5,7 @@ let race = null; // { id, dialog, played, … }
 
 // On a finished reply ({ turn }) or on a text ({ prompt }).
 function openRace({ turn = null, prompt = "", start = false }) {
-  const usable = server.methods.filter(({ why }) => !why);
+  const usable = server.methods.filter(({ name }) => !missingFor(name));
   const choice = (label, value) => {
     const select = h("select", { "aria-label": label });
     select.append(...usable.map(({ name, title }) => h("option", { value: name }, title)));

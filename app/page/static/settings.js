@@ -144,7 +144,12 @@ function showHeader() {
 }
 
 // The methods. One that cannot run is grey and says why; if models.txt has what it needs, that is offered.
-const NEEDS = { draft_model: "a draft model", heads: "drafting heads" };
+const NEEDS = {
+  draft_model: "a draft model",
+  heads: "drafting heads",
+  model: "a model that is not recurrent",
+  parameters: "smaller parameters here",
+};
 const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting, offer }
 
 function showMethods() {
@@ -152,8 +157,9 @@ function showMethods() {
   const options = server.methods.map(({ name, title }) => {
     const missing = missingFor(name);
     if (!missing) return { name, text: title, disabled: false };
-    const text = `${title} (needs ${NEEDS[missing.setting]}${missing.offer.length ? ": load…" : ""})`;
-    return { name, text, disabled: !missing.offer.length };
+    const { setting, offer } = missing;
+    const text = `${title} (needs ${NEEDS[setting]}${offer.length ? ": load…" : ""})`;
+    return { name, text, disabled: !offer.length && setting !== "parameters" };
   });
   const shown = JSON.stringify(options);
   if (select.dataset.shown !== shown) {
@@ -165,7 +171,7 @@ function showMethods() {
 }
 
 function chooseMethod(name) {
-  if (missingFor(name)) {
+  if (missingFor(name)?.offer.length) {
     $("#method").value = nameOf(settings.method);
     return offerMissing(name, missingFor(name));
   }
