@@ -71,8 +71,19 @@ listeners.reset = tried(async () => {
   if (chat) await openChat(chat.id);
 });
 
+// Asks until the server answers: it may just be starting again.
 async function readServer() {
-  server = await api("GET", "/state");
+  for (;;) {
+    try {
+      server = await api("GET", "/state");
+      break;
+    } catch (error) {
+      console.warn(error);
+      setText($("#offline"), error.cause ? OFFLINE : error.message);
+      await new Promise((done) => setTimeout(done, AGAIN_MS));
+    }
+  }
+  setText($("#offline"), "");
   lastId = String(server.seq ?? "");
   for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
   $("#incognito").hidden = !server.incognito;
@@ -123,7 +134,7 @@ async function start() {
   startHeader();
   startKeys();
   startCards();
-  await tried(readServer)();
+  await readServer();
   const { method } = document.documentElement.dataset; // of --method
   useSettings({ ...memory.get("settings"), ...(method && { method }) });
   await readChats();
