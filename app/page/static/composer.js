@@ -107,28 +107,22 @@ const LARGEST_PDF = 20e6;
 const PICTURE = /\.(png|jpe?g|gif|webp|bmp|svg|heic|tiff?)$/i;
 const bytesOf = (text) => new Blob([text]).size;
 
-function sizeOf(bytes) {
-  if (bytes < 1000) return `${bytes} B`;
-  return bytes < 999_500 ? `${(bytes / 1e3).toFixed()} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
 async function readFile(file) {
   const { name, size, type } = file;
   if (type.startsWith("image/") && type !== "image/svg+xml" && PICTURE.test(name)) {
     throw new Error("is a picture. Models here read text only. Paste the text in it instead.");
   }
   if (type === "application/pdf" || /\.pdf$/i.test(name)) {
-    if (size > LARGEST_PDF) throw new Error(`is too large (${sizeOf(size)}): a PDF can have 20 MB.`);
+    if (size > LARGEST_PDF) throw new Error(`is too large (${inSize(size)}): a PDF can have 20 MB.`);
     const bytes = new Uint8Array(await file.arrayBuffer());
     let text = "";
-    for (let i = 0; i < bytes.length; i += 32768)
-      text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+    for (const byte of bytes) text += String.fromCharCode(byte);
     return { name, size, pdf: btoa(text) };
   }
   const room = LARGEST - attached.reduce((sum, one) => sum + bytesOf(one.text ?? ""), 0);
   if (size > room) {
-    const left = room < LARGEST ? `, and ${sizeOf(room)} is left` : "";
-    throw new Error(`is too large (${sizeOf(size)}): a message can have 1 MB of files${left}.`);
+    const left = room < LARGEST ? `, and ${inSize(room)} is left` : "";
+    throw new Error(`is too large (${inSize(size)}): a message can have 1 MB of files${left}.`);
   }
   const bytes = await file.arrayBuffer();
   const [first, second] = new Uint8Array(bytes);
@@ -169,7 +163,7 @@ function setFiles(files) {
   };
   const chips = files.map(({ name, size }, i) => {
     const cross = iconButton("close", `Remove ${name}`, remove(i));
-    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, sizeOf(size)), cross);
+    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, inSize(size)), cross);
   });
   $("#files").replaceChildren(...chips);
   if (files.length) keepDraft();
@@ -203,11 +197,7 @@ function startComposer() {
       editTurn(last);
     }
   };
-  $("#attach").onclick = () => {
-    const input = h("input", { type: "file", multiple: true });
-    input.onchange = () => addFiles(input.files);
-    input.click();
-  };
+  $("#attach").onclick = () => chooseFiles({ multiple: true }, addFiles);
   const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
   const mark = (on) => form.classList.toggle("dropping", on);
   document.addEventListener("dragover", (event) => {

@@ -3,72 +3,42 @@
 // A step is [draft_ms, decode_ms, accept_ms, rows, n_texts, nodes, path, bonus]; nodes are
 // [parent, piece, source] with parent -1 for the root, and path has the numbers of the accepted ones.
 
-let replay = null; // { turn, sources, steps, starts, total, at, timer }
+let replay = null; // { sources, steps, starts, total, at, timer }
 
 const SLOWEST = 400; // ms at most that a step is shown for, times the slowness
 const LEAST_SHOWN = 40;
-const SLOW = [
-  [1, "as it was"],
-  [4, "¼ as fast"],
-  [16, "1⁄16 as fast"],
-];
 const piecesOf = ([, , , , , nodes, path, bonus]) => [...path.map((n) => nodes[n][1]), bonus];
-const tokensOf = (one) => one[6].length + (one[7] ? 1 : 0);
+const tokensOf = ([, , , , , , path, bonus]) => path.length + (bonus ? 1 : 0);
 const msOf = ([draft, decode, accept]) => draft + decode + accept;
 
 async function openReplay(turn) {
   openDrawer("replay");
-  const place = $("#replay");
-  place.replaceChildren(h("p", { class: "quiet" }, "Reading the steps"));
-  try {
-    const { sources, steps } = await api("GET", `/turns/${turn.id}/steps`);
-    let total = 0;
-    const starts = steps.map((one) => (total += msOf(one)) - msOf(one));
-    replay = { turn, sources, steps, starts, total, at: 0, timer: 0 };
-  } catch (error) {
-    replay = null;
-    place.replaceChildren(h("p", { class: "error", role: "alert" }, error.message));
-    return;
-  }
-  showReplay(place);
-  showStep(0);
+  $("#replayed").hidden = true;
+  await tried(
+    async () => {
+      const { sources, steps } = await api("GET", `/turns/${turn.id}/steps`);
+      let total = 0;
+      const starts = steps.map((one) => (total += msOf(one)) - msOf(one));
+      replay = { sources, steps, starts, total, at: 0, timer: 0 };
+      $("#replayed").hidden = false;
+      $("#scrubber").max = steps.length - 1;
+      $(".bars").replaceChildren(cellsOf(steps.map((one) => [msOf(one), tokensOf(one)])), h("i"));
+      showStep(0);
+    },
+    () => $("#replay-error"),
+  )();
 }
 
-function showReplay(place) {
-  const { steps } = replay;
-  const range = { type: "range", min: 0, max: steps.length - 1, value: 0 };
-  const scrubber = h("input", { id: "scrubber", "aria-label": "Step", ...range });
-  scrubber.oninput = () => showStep(Number(scrubber.value));
-  const bars = h("div", { class: "bars" }, cellsOf(steps.map((one) => [msOf(one), tokensOf(one)])), h("i"));
-  bars.onclick = ({ offsetX }) => {
-    const ms = (offsetX / bars.clientWidth) * replay.total;
-    showStep(
-      Math.max(
-        0,
-        replay.starts.findLastIndex((start) => start <= ms),
-      ),
-    );
+function startReplay() {
+  $("#scrubber").oninput = ({ target }) => showStep(Number(target.value));
+  $("#back").onclick = () => showStep(replay.at - 1);
+  $("#on").onclick = () => showStep(replay.at + 1);
+  $("#play").onclick = () => (replay.timer ? stopReplay() : play());
+  $(".bars").onclick = ({ offsetX, currentTarget }) => {
+    const ms = (offsetX / currentTarget.clientWidth) * replay.total;
+    showStep(replay.starts.findLastIndex((start) => start <= ms));
   };
-  const slow = h("select", { id: "slow", "aria-label": "Speed" });
-  for (const [value, text] of SLOW) slow.append(h("option", { value }, text));
-  slow.value = 4;
-  place.replaceChildren(
-    h("p", { class: "quiet" }, "Tokens a step over the time of the reply. Click to go there."),
-    bars,
-    h(
-      "div",
-      { class: "row controls" },
-      iconButton("left", "Previous step", () => showStep(replay.at - 1)),
-      iconButton("play", "Play", play, { id: "play" }),
-      iconButton("right", "Next step", () => showStep(replay.at + 1)),
-      scrubber,
-      slow,
-    ),
-    h("p", { id: "step-title", role: "status" }),
-    h("p", { id: "so-far", dir: "auto" }),
-    h("div", { id: "tree", tabindex: 0, role: "group", "aria-label": "Drafts of this step" }),
-    h("div", { id: "phases" }),
-  );
+  showPlaying(false);
 }
 
 function showStep(wanted) {
@@ -77,15 +47,13 @@ function showStep(wanted) {
   replay.at = at;
   const now = steps[at];
   const [draft, decode, accept, rows, nTexts, nodes] = now;
-  $("#scrubber").value = at;
   const n = tokensOf(now);
-  const ms = msOf(now).toFixed(1);
-  const what = `Step ${at + 1} of ${steps.length}: ${n === 1 ? "1 token" : `${n} tokens`} in ${ms} ms`;
+  const tokens = n === 1 ? "1 token" : `${n} tokens`;
+  const what = `Step ${at + 1} of ${steps.length}: ${tokens} in ${msOf(now).toFixed(1)} ms`;
+  $("#scrubber").value = at;
   $("#scrubber").ariaValueText = what;
   setText($("#step-title"), what);
-  const mark = $(".bars i");
-  mark.style.left = `${(starts[at] / total) * 100}%`;
-  mark.style.width = `${(msOf(now) / total) * 100}%`;
+  $(".bars i").style = `left: ${(starts[at] / total) * 100}%; width: ${(msOf(now) / total) * 100}%`;
   const before = steps.slice(0, at).flatMap(piecesOf).join("");
   $("#so-far").replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
   const none = at
@@ -95,21 +63,15 @@ function showStep(wanted) {
   tree.replaceChildren(nodes.length ? treeOf(now) : h("p", { class: "quiet" }, none));
   const end = $("em", tree); // where the accepted drafts end
   tree.scrollLeft = end ? end.offsetLeft - tree.clientWidth / 2 : 0;
-  const phases = [
-    ["Draft", draft],
-    ["Decode", decode],
-    ["Accept", accept],
-  ];
-  const bar = h("div", { class: "phases", "aria-hidden": "true" });
-  phases.forEach(([name, ms]) =>
-    bar.append(h("i", { class: name.toLowerCase(), style: `flex-grow: ${ms}` })),
-  );
-  const facts = phases.map(([name, ms]) =>
-    h("li", { class: name.toLowerCase() }, `${name} ${ms.toFixed(2)} ms`),
-  );
+  const phases = Object.entries({ Draft: draft, Decode: decode, Accept: accept });
+  const facts = phases.map(([name, ms]) => {
+    const phase = name.toLowerCase();
+    $(`.phases .${phase}`).style.flexGrow = ms;
+    return h("li", { class: phase }, `${name} ${ms.toFixed(2)} ms`);
+  });
   const shared = nTexts > 1 ? `, shared by ${nTexts} replies` : "";
   facts.push(h("li", {}, `${rows === 1 ? "1 row" : `${rows} rows`} in the batch${shared}`));
-  $("#phases").replaceChildren(bar, h("ul", {}, ...facts));
+  $("#phases").replaceChildren(...facts);
 }
 
 // The tree as nested lists, which CSS lays out from left to right. Struck through: not accepted.
@@ -127,13 +89,8 @@ function treeOf([, , , , , nodes, path, bonus]) {
     });
     const last = path.at(-1) ?? -1;
     if (parent === last && bonus) {
-      const node = h(
-        "span",
-        { class: "node" },
-        h("small", {}, "model"),
-        h("em", { dir: "auto" }, shown(bonus)),
-      );
-      list.prepend(h("li", {}, node));
+      const node = [h("small", {}, "model"), h("em", { dir: "auto" }, shown(bonus))];
+      list.prepend(h("li", {}, h("span", { class: "node" }, ...node)));
     }
     return list.firstChild ? list : "";
   };
@@ -144,19 +101,16 @@ function treeOf([, , , , , nodes, path, bonus]) {
 const shown = (piece) => piece.replaceAll("\n", "↵").replaceAll(" ", "\u00a0") || "∅";
 
 function play() {
-  if (replay.timer) return stopReplay();
   if (replay.at === replay.steps.length - 1) showStep(0);
-  const button = $("#play");
-  button.replaceChildren(icon("pause"));
-  button.ariaLabel = button.title = "Pause";
+  showPlaying(true);
+  const wait = () => {
+    const ms = Math.min(msOf(replay.steps[replay.at]), SLOWEST) * Number($("#slow").value);
+    replay.timer = setTimeout(next, Math.max(ms, LEAST_SHOWN));
+  };
   const next = () => {
     if (replay.at >= replay.steps.length - 1) return stopReplay();
     showStep(replay.at + 1);
     wait();
-  };
-  const wait = () => {
-    const ms = Math.min(msOf(replay.steps[replay.at]), SLOWEST) * Number($("#slow").value);
-    replay.timer = setTimeout(next, Math.max(ms, LEAST_SHOWN));
   };
   wait();
 }
@@ -165,7 +119,11 @@ function stopReplay() {
   if (!replay?.timer) return;
   clearTimeout(replay.timer);
   replay.timer = 0;
+  showPlaying(false);
+}
+
+function showPlaying(isPlaying) {
   const button = $("#play");
-  button.replaceChildren(icon("play"));
-  button.ariaLabel = button.title = "Play";
+  button.replaceChildren(icon(isPlaying ? "pause" : "play"));
+  button.ariaLabel = button.title = isPlaying ? "Pause" : "Play";
 }

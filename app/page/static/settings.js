@@ -38,18 +38,14 @@ function changeSettings(changes) {
 // Gradio's fields call this. Empty fields take their defaults.
 window.page = {
   set(name, value, usual) {
-    change(name, value, usual);
+    const isUsual = value === usual || value === "" || value === null;
+    const [kind, key] = name.split(".");
+    const { [key]: _, ...others } = settings[kind] ?? {};
+    if (!key) changeSettings({ [name]: isUsual ? usual : value });
+    else changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
     shownFields = JSON.stringify(settings); // the fields show it already
   },
 };
-
-function change(name, value, usual) {
-  const isUsual = value === usual || value === "" || value === null;
-  const [kind, key] = name.split(".");
-  if (key === undefined) return changeSettings({ [name]: isUsual ? usual : value });
-  const { [key]: _, ...others } = settings[kind];
-  changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
-}
 
 // The drawer
 
@@ -89,26 +85,29 @@ function closeDrawer() {
   drawer().opener?.focus();
 }
 
-let preset = ""; // the id of the one chosen last
 function showPresets() {
-  const select = h("select", { "aria-label": "Preset" }, h("option", { value: "" }, "Choose a preset"));
-  for (const { id, name } of server.presets) select.append(h("option", { value: id }, name));
-  select.value = preset;
-  const chosen = () => server.presets.find((one) => String(one.id) === select.value);
-  select.onchange = () => {
-    preset = select.value;
+  const select = $("#presets select");
+  const chosen = select.value;
+  const options = server.presets.map(({ id, name }) => h("option", { value: id }, name));
+  select.replaceChildren(h("option", { value: "" }, "Choose a preset"), ...options);
+  select.value = chosen;
+  if (!select.value) select.value = ""; // it was deleted
+}
+
+function startPresets() {
+  const chosen = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
+  $("#presets select").onchange = () => {
     if (!chosen()) return;
     changeSettings({ ...DEFAULTS, ...chosen().settings });
     showFields();
   };
-  const more = iconButton("more", "Presets", () => {
+  $("#presets button").onclick = ({ currentTarget }) => {
     const one = chosen();
-    openMenu(more, [
+    openMenu(currentTarget, [
       ["Save these settings as a preset…", savePreset],
       one && [`Delete “${one.name}”`, tried(() => deletePreset(one))],
     ]);
-  });
-  $("#presets").replaceChildren(select, more);
+  };
 }
 
 const savePreset = tried(async () => {
@@ -182,7 +181,7 @@ function chooseMethod(name) {
 function progressOf({ model, stage, done, total }) {
   if (stage === "measure") return `Measuring the speed of ${model}`;
   if (stage !== "download") return `Loading ${model}: ${done} %`;
-  return `Downloading ${model}: ${(done / 1e9).toFixed(2)} of ${(total / 1e9).toFixed(2)} GB`;
+  return `Downloading ${model}: ${inSize(done)} of ${inSize(total)}`;
 }
 
 function showGauge() {

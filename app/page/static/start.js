@@ -13,7 +13,6 @@ function startCards() {
     };
     const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
     $(".race-card", card).onclick = () => openRace({ prompt, start: true });
-    $(".race-card", card).prepend(icon("race"));
   }
   makeGroup($("#start .cards"));
 }
@@ -95,28 +94,12 @@ function startHeader() {
   $("#show-chats").onclick = () => toggle($("#left"));
   $("#show-settings").onclick = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
   $("#close-drawer").onclick = closeDrawer;
-  $("#close-keys").onclick = () => $("#keys").close();
   $("#model").onclick = openModels;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const id of ["left", "right"]) {
     for (const one of $$(`[aria-controls=${id}]`)) one.ariaExpanded = String(isOpen($(`#${id}`)));
   }
 }
-
-const FACES = {
-  "close-keys": "close",
-  "show-chats": "menu",
-  "show-settings": "gear",
-  "to-end": "down",
-  attach: "clip",
-  send: "send",
-  stop: "stop",
-  incognito: "hide",
-  theme: "theme",
-  help: "help",
-  more: "more",
-  "close-drawer": "close",
-};
 
 // Gradio makes the page's three parts; each tells when it is there.
 let isStarting = false;
@@ -126,12 +109,12 @@ async function start() {
   isStarting = true;
   useTheme(memory.get("theme"));
   $(".gradio-container").prepend($(".skip")); // the first stop of Tab
-  for (const [id, name] of Object.entries(FACES)) $(`#${id}`).append(icon(name));
-  $("#new").append(icon("plus"), "New chat");
   startChats();
   startTranscript();
   startComposer();
   startHeader();
+  startPresets();
+  startReplay();
   startKeys();
   startCards();
   await readServer();
