@@ -17,8 +17,9 @@ const readChats = tried(async (before = []) => {
   showChats();
 });
 
-// A change that the server tells of, or that this page made.
-function takeChat(changed) {
+// A change of a chat, which the stream tells of, also if this page asked for it. An import tells of many at once.
+let drawing = 0;
+listeners.chat = (changed) => {
   chats = chats.filter((one) => one.id !== changed.id);
   const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);
   if (isShown) chats.push(changed);
@@ -28,9 +29,9 @@ function takeChat(changed) {
     if (changed.deleted) newChat();
     else chat = changed;
   }
-  showChats();
-  showComposer();
-}
+  cancelAnimationFrame(drawing);
+  drawing = requestAnimationFrame(showChats);
+};
 
 const DAY = 86_400_000;
 function groupOf({ is_pinned, changed_at }) {
@@ -44,7 +45,7 @@ function groupOf({ is_pinned, changed_at }) {
 
 function showChats() {
   const list = $("#list");
-  if (!list) return;
+  document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
   const focused = document.activeElement.closest("#list .row")?.querySelector("a").dataset.key;
   const isSearch = $("#search").value.trim() !== "";
   if (isSearch) list.replaceChildren(...hits.map(hitRow));
@@ -77,7 +78,7 @@ function row(one) {
   return h("div", { class: "row" }, dot, link, more);
 }
 
-const changeChat = tried(async ({ id }, fields) => takeChat(await api("PATCH", `/chats/${id}`, fields)));
+const changeChat = tried(({ id }, fields) => api("PATCH", `/chats/${id}`, fields));
 
 function actionsOf(one) {
   return [
@@ -112,7 +113,6 @@ function showFolders() {
 
 async function duplicate(id, turn) {
   const copy = await api("POST", `/chats/${id}/duplicate`, { turn });
-  takeChat(copy);
   location.hash = `#chat=${copy.id}`;
 }
 
@@ -123,12 +123,9 @@ function copyLink(hash) {
   notify("Copied the link");
 }
 
-async function deleteChat(one) {
-  await api("DELETE", `/chats/${one.id}`);
-  takeChat({ id: one.id, deleted: true });
-  notify(`Deleted “${one.title || "Untitled"}”`, "Undo", async () => {
-    takeChat(await api("POST", `/chats/${one.id}/restore`));
-  });
+async function deleteChat({ id, title }) {
+  await api("DELETE", `/chats/${id}`);
+  notify(`Deleted “${title || "Untitled"}”`, "Undo", () => api("POST", `/chats/${id}/restore`));
 }
 
 // Search
@@ -158,8 +155,7 @@ function hitRow({ chat: { id, title }, turn, html }, n) {
 const exportChat = (path) => h("a", { href: `page${path}`, download: "" }).click();
 
 const importFile = tried(async ([file]) => {
-  const { chats: added = [], refused = [] } = await api("POST", "/import", file);
-  await readChats();
+  const { chats: added, refused } = await api("POST", "/import", file);
   const n = added.length;
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
@@ -192,7 +188,6 @@ const importOld = async () => {
     await api("POST", "/import", `{"format":"speculation-chats","version":1,"chats":[${one}]}`);
   }
   memory.set("taken-over", Date.now());
-  if (old.length) await readChats();
 };
 
 // The left side's buttons and keys

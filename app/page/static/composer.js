@@ -38,14 +38,11 @@ async function send() {
   isQueued = false;
   isSending = true;
   setText($("#refused"), "");
-  setFiles([]);
-  setBox("");
-  keepDraft();
+  compose("", []);
   try {
     if (!chat) {
       chat = await api("POST", "/chats", { settings, incognito: isIncognito });
       history.pushState(null, "", `#chat=${chat.id}`);
-      takeChat(chat);
     }
     const parent = turns.at(-1)?.id ?? null;
     const path = `/chats/${chat.id}/messages`;
@@ -54,11 +51,7 @@ async function send() {
     if (turns.some(({ id }) => id === added.at(-1).id)) showComposer(); // it may have ended already
   } catch (error) {
     console.warn(error);
-    if (!box().value && !attached.length) {
-      setBox(text);
-      setFiles(files);
-      keepDraft();
-    }
+    if (!box().value && !attached.length) compose(text, files);
     setText($("#refused"), error.message);
     isQueued = false;
   } finally {
@@ -71,9 +64,21 @@ const stopReply = tried(async () => {
   if (turn) await api("POST", `/turns/${turn.id}/stop`);
 });
 
-function setBox(text) {
+// Fills the box.
+function compose(text, files) {
   box().value = text;
   fitBox();
+  attached = files;
+  const chips = files.map(({ name, size }, i) => {
+    const remove = () => {
+      compose(box().value, attached.toSpliced(i, 1));
+      box().focus();
+    };
+    const cross = iconButton("close", `Remove ${name}`, remove);
+    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, inSize(size)), cross);
+  });
+  $("#files").replaceChildren(...chips);
+  keepDraft();
 }
 
 function fitBox() {
@@ -96,8 +101,7 @@ function keepDraft() {
 function restoreDraft() {
   const { text = "", files = [] } = memory.get("drafts")?.[chat?.id ?? "new"] ?? {};
   isQueued = false;
-  setBox(text);
-  setFiles(files);
+  compose(text, files);
 }
 
 // Files
@@ -142,7 +146,8 @@ async function addFiles(files) {
   const leads = !box().value.trim();
   for (const file of files) {
     try {
-      setFiles([...attached, { ...(await readFile(file)), leads }]);
+      const read = await readFile(file);
+      compose(box().value, [...attached, { ...read, leads }]);
     } catch (error) {
       // A folder gives only its name.
       const why =
@@ -152,21 +157,6 @@ async function addFiles(files) {
   }
   setText($("#refused"), refused.join("\n"));
   box().focus();
-}
-
-function setFiles(files) {
-  attached = files;
-  const remove = (at) => () => {
-    setFiles(attached.filter((_, i) => i !== at));
-    keepDraft();
-    box().focus();
-  };
-  const chips = files.map(({ name, size }, i) => {
-    const cross = iconButton("close", `Remove ${name}`, remove(i));
-    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, inSize(size)), cross);
-  });
-  $("#files").replaceChildren(...chips);
-  if (files.length) keepDraft();
 }
 
 function startComposer() {

@@ -153,19 +153,15 @@ const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting
 
 function showMethods() {
   const select = $("#method");
-  const options = server.methods.map(({ name, title }) => {
-    const missing = missingFor(name);
-    if (!missing) return { name, text: title, disabled: false };
-    const { setting, offer } = missing;
-    const text = `${title} (needs ${NEEDS[setting]}${offer.length ? ": load…" : ""})`;
-    return { name, text, disabled: !offer.length && setting !== "parameters" };
-  });
-  const shown = JSON.stringify(options);
-  if (select.dataset.shown !== shown) {
-    select.dataset.shown = shown;
-    const option = ({ name, text, disabled }) => h("option", { value: name, disabled }, text);
-    select.replaceChildren(...options.map(option));
+  const now = h("select");
+  for (const { name, title } of server.methods) {
+    const { setting, offer = [] } = missingFor(name) ?? {};
+    const needs = setting ? ` (needs ${NEEDS[setting]}${offer.length ? ": load…" : ""})` : "";
+    const disabled = setting && setting !== "parameters" && !offer.length;
+    now.append(h("option", { value: name, disabled }, title + needs));
   }
+  // An open list would close.
+  if (now.innerHTML !== select.innerHTML) select.replaceChildren(...now.children);
   select.value = nameOf(settings.method);
 }
 

@@ -7,8 +7,7 @@ function startCards() {
     const file = $(".attached", card);
     const [name, code] = [file?.dataset.name, file?.textContent];
     $(".card", card).onclick = () => {
-      setBox(text);
-      setFiles(file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
+      compose(text, file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
       send();
     };
     const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
@@ -58,7 +57,6 @@ function startKeys() {
   });
 }
 
-listeners.chat = takeChat;
 listeners.status = (status) => {
   server.status = status;
   showHeader();

@@ -93,7 +93,6 @@ function showTurns() {
   showChats();
   setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
   $("#start").hidden = turns.length > 0;
-  document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
   showGauge();
   showComposer();
 }
