@@ -4,27 +4,24 @@
 // leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
 // page.set when one changes.
 
-const DEFAULTS = {
-  ...{ method: "", parameters: {}, sampling: {} },
-  ...{ max_tokens: 1024, system: "", thinking: null, leave_out: true },
-};
+const USUAL = { method: "auto" }; // what is not set has the server's defaults
 const PLAIN = "ar"; // the method without drafts
 let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
-let settings = { ...DEFAULTS };
+let settings = USUAL;
 
 const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them
 const titleOf = (method) => server.methods.find(({ name }) => name === nameOf(method))?.title ?? method;
 
 // Takes over a chat's settings, or those last used.
 function useSettings(given) {
-  settings = { ...DEFAULTS, method: "auto", ...given };
+  settings = { ...USUAL, ...given };
   showHeader();
   showFields();
 }
 
 let settingsSaved = 0;
-function changeSettings(changes) {
-  settings = { ...settings, ...changes };
+function changeSettings(changes, before = settings) {
+  settings = { ...before, ...changes };
   memory.set("settings", settings);
   showHeader();
   clearTimeout(settingsSaved);
@@ -98,7 +95,7 @@ function startPresets() {
   const chosen = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
   $("#presets select").onchange = () => {
     if (!chosen()) return;
-    changeSettings({ ...DEFAULTS, ...chosen().settings });
+    changeSettings(chosen().settings, USUAL);
     showFields();
   };
   $("#presets button").onclick = ({ currentTarget }) => {
@@ -181,18 +178,10 @@ function progressOf({ model, stage, done, total }) {
 }
 
 function showGauge() {
-  const n_ctx = server.status?.model?.n_ctx ?? 0;
-  const used = turns.findLast((turn) => turn.n_context)?.n_context ?? 0;
-  const gauge = $("#gauge");
-  gauge.hidden = !n_ctx;
-  if (!n_ctx) return;
-  const share = Math.min(1, used / n_ctx);
-  const text = `Context: ${used} of ${n_ctx} tokens`;
-  gauge.style.setProperty("--share", share);
-  gauge.ariaValueNow = used;
-  gauge.ariaValueMax = n_ctx;
-  gauge.ariaValueText = gauge.title = text;
-  gauge.classList.toggle("full", share > 0.9);
+  const max = server.status?.model?.n_ctx ?? 0;
+  const value = turns.findLast((turn) => turn.n_context)?.n_context ?? 0;
+  const title = `Context: ${value} of ${max} tokens`;
+  Object.assign($("#gauge"), { hidden: !max, max, high: 0.9 * max, value, title, ariaValueText: title });
 }
 
 // Light and dark: as the system has it, until the user switches.

@@ -3,6 +3,7 @@
 let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
+const LEFT_OUT = "The model no longer reads the turns above: its context of";
 
 async function openChat(id, turn = null) {
   const got = await api("GET", `/chats/${id}?limit=30`);
@@ -82,13 +83,8 @@ function showTurns() {
   const box = $("#turns");
   const before = new Map($$(".turn", box).map((article) => [article.turn, article]));
   const articles = turns.map((turn) => before.get(turn) ?? articleOf(turn));
-  const parts = articles.flatMap((article) => {
-    const n_ctx = article.turn.left_out_here;
-    const text = `The model no longer reads the turns above: its context of ${n_ctx} tokens is full`;
-    return n_ctx ? [h("p", { class: "left-out", role: "note" }, text), article] : [article];
-  });
   const earlier = button("Earlier turns", tried(readEarlier), { class: "earlier" });
-  box.replaceChildren(...(hasEarlier ? [earlier] : []), ...parts);
+  box.replaceChildren(...(hasEarlier ? [earlier] : []), ...articles);
   setCurrent(articles.at(-1));
   showChats();
   setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
@@ -117,6 +113,8 @@ function fillTurn(article) {
   const isThinking = isRunning && !turn.blocks.length;
   article.classList.toggle("live", isRunning);
   article.ariaBusy = String(isRunning);
+  const n_ctx = turn.left_out_here;
+  setText($(".left-out", article), n_ctx ? `${LEFT_OUT} ${n_ctx} tokens is full` : "");
   setText($("h2", article), isReply ? "Reply" : "You");
   setText($(".said", article), isReply ? "" : text);
   setText($("summary", article), isThinking ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts");
@@ -124,7 +122,7 @@ function fillTurn(article) {
   setText($(".error", article), turn.error ?? "");
   setText($(".sentence", article), turn.sentence ?? "");
   const chips = files.map(({ name, size }, n) => {
-    const parts = [h("bdi", {}, name), h("span", {}, inSize(size))];
+    const parts = [h("bdi", {}, name), h("span", {}, size)];
     return h("li", {}, button(parts, null, { "data-action": "file", "data-n": n }));
   });
   $(".files", article).replaceChildren(...chips);
@@ -315,7 +313,6 @@ listeners.turn = ({ chat: id, turn: n, part, from, blocks, set }) => {
   if (set) {
     Object.assign(turn, set);
     fillTurn(article);
-    if ("left_out_here" in set) showTurns();
     if ("state" in set) setCurrent(article);
     if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
     showGauge();

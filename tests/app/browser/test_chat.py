@@ -158,6 +158,7 @@ def test_drafts_and_files_stay_with_their_chat_and_pictures_are_refused(chat: Ch
     page.click("[aria-label='Remove broken.pdf']")
     chat.ask("Well?")
     assert page.locator("#files li").count() == 0
+    assert page.inner_text(".turn .files button").split() == ["fox.txt", "17", "B"]
     page.click(".turn .files button:has-text('fox.txt')")
     assert page.inner_text("dialog pre") == "The fox.\nThe hen."
     page.keyboard.press("Escape")
