@@ -17,8 +17,8 @@ const readChats = tried(async (before = []) => {
   showChats();
 });
 
-// A change of a chat, which the stream tells of, also if this page asked for it. An import tells of many at once.
-let drawing = 0;
+// A change of a chat, which the stream tells of, also if this page asked for it.
+let drawing = 0; // once for all that come at a time, as those of an import
 listeners.chat = (changed) => {
   chats = chats.filter((one) => one.id !== changed.id);
   const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);

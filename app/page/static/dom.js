@@ -55,7 +55,7 @@ function step(items, key, by = { ...UP_DOWN, ...LEFT_RIGHT }) {
 }
 
 const activeIn = (element) =>
-  $$("button:not(:disabled), a, summary", element).filter((one) => one.checkVisibility());
+  $$(":is(button:enabled, a, summary):not(form *)", element).filter((one) => one.checkVisibility());
 function makeGroup(element) {
   roving(activeIn(element), activeIn(element)[0]);
   element.addEventListener("keydown", (event) => {
@@ -185,8 +185,7 @@ const memory = {
   },
   set(key, value) {
     try {
-      if (value == null) localStorage.removeItem(`speculation:${key}`);
-      else localStorage.setItem(`speculation:${key}`, JSON.stringify(value));
+      localStorage.setItem(`speculation:${key}`, JSON.stringify(value));
     } catch (error) {
       console.warn(error); // it is full, or stores nothing
     }

@@ -82,6 +82,8 @@ function closeDrawer() {
   drawer().opener?.focus();
 }
 
+const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
+
 function showPresets() {
   const select = $("#presets select");
   const chosen = select.value;

@@ -46,7 +46,7 @@ function startKeys() {
       },
       "Ctrl+Shift+o": newChat,
       "Ctrl+b": () => toggle($("#left")),
-      "Ctrl+.": () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings")),
+      "Ctrl+.": toggleSettings,
       "?": isWriting ? null : () => $("#keys").showModal(),
       Escape: runningTurn() ? stopReply : isOpen(drawer()) ? closeDrawer : null,
     };
@@ -90,7 +90,7 @@ async function readServer() {
 
 function startHeader() {
   $("#show-chats").onclick = () => toggle($("#left"));
-  $("#show-settings").onclick = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
+  $("#show-settings").onclick = toggleSettings;
   $("#close-drawer").onclick = closeDrawer;
   $("#model").onclick = openModels;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);

@@ -201,11 +201,13 @@ const ACTIONS = {
   },
 };
 
-const replyAgain = (turn, path) =>
-  tried(
-    () => api("POST", `/turns/${turn.id}${path}`, { settings }),
-    () => $(`#turn-${turn.id} .error`),
+function replyAgain({ id }, path) {
+  const error = $(`#turn-${id} .error`); // if the reply begins, it gets another one
+  return tried(
+    () => api("POST", `/turns/${id}${path}`, { settings }),
+    () => error,
   )();
+}
 
 const chooseVersion = ({ id, siblings }, by) =>
   api("POST", `/turns/${siblings[siblings.indexOf(id) + by]}/choose`);
@@ -282,7 +284,7 @@ function copyText(text, button) {
 // Tab reaches one button of one turn, the current one. ← and → go from button to button, ↑ and ↓ from turn
 // to turn.
 function setCurrent(article, focuses = false) {
-  for (const one of $$("#turns .turn :is(button, a, summary, pre, table)")) one.tabIndex = -1;
+  for (const one of $$("#turns .turn :is(button, a, summary, pre, table):not(form *)")) one.tabIndex = -1;
   if (!article) return;
   const items = activeIn(article);
   roving(items, items.find((item) => item === document.activeElement) ?? items[0]);
