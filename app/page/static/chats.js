@@ -116,10 +116,10 @@ async function duplicate(id, turn) {
   location.hash = `#chat=${copy.id}`;
 }
 
-const here = (hash) => `${location.pathname}${location.search}${hash}`;
+const here = (hash) => location.href.split("#")[0] + hash;
 
 function copyLink(hash) {
-  toClipboard(location.origin + here(hash));
+  toClipboard(here(hash));
   notify("Copied the link");
 }
 
