@@ -25,9 +25,10 @@ function changeSettings(changes, before = settings) {
   memory.set("settings", settings);
   showHeader();
   clearTimeout(settingsSaved);
-  const id = chat?.id;
+  if (!chat) return;
+  const { id } = chat;
   settingsSaved = setTimeout(
-    tried(() => id && api("PATCH", `/chats/${id}`, { settings })),
+    tried(() => api("PATCH", `/chats/${id}`, { settings })),
     500,
   );
 }
