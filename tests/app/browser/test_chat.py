@@ -118,7 +118,7 @@ def test_a_killed_server_leaves_the_text_and_the_page_finds_it_again(
         assert len(chat.texts()[1]) > 100
         chat.page.wait_for_selector(f"{DONE} .notice:has-text('The server ended while it wrote')")
         chat.page.route("**/page/state", lambda route: route.abort(), times=1)
-        chat.page.reload()
+        chat.page.reload(wait_until="commit")
         chat.page.wait_for_selector("#offline:has-text('The page tries again by itself')")
         chat.wait_for_page()
         assert chat.page.is_hidden("#offline")
