@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from batching.cache import StateReader
 from batching.target import Output
@@ -195,9 +195,6 @@ class AsSource:
     name: str = ""
 
 
-Missing = Literal["draft_model", "heads"]  # as settings of ``Engine.load``
-
-
 @dataclass(frozen=True)
 class NoParams:
     """No parameters."""
@@ -215,7 +212,6 @@ class MethodSpec:
     verifier   makes the verifier from the same two arguments
     as_source  how the method becomes a source of ``auto``; None = not at all
     heads      the kinds of heads files that it drafts with
-    has_draft  whether it drafts with a draft model
     check      raises InvalidParameter for parameters that depend on the complete method table
     """
 
@@ -226,7 +222,6 @@ class MethodSpec:
     verifier: Callable[[Any, Resources], Verifier] = lambda params, resources: Match()
     as_source: AsSource | None = None
     heads: tuple[HeadsKind, ...] = ()
-    has_draft: bool = False
     check: Callable[[Any], None] = lambda params: None
 
     @property
@@ -234,14 +229,6 @@ class MethodSpec:
         """What the method does: the first line of its module's docstring."""
         module = inspect.getmodule(inspect.unwrap(getattr(self.make, "func", self.make)))
         return (inspect.getdoc(module) or self.title).splitlines()[0]
-
-    def missing(self, resources: Resources) -> Missing | None:
-        """What the method needs beside the model and is not loaded."""
-        if self.has_draft and resources.draft is None:
-            return "draft_model"
-        if self.heads and not any(kind.method in resources.heads for kind in self.heads):
-            return "heads"
-        return None
 
     @property
     def source_name(self) -> str:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from batching.cache import SequenceCache
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, SpeculationError
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from speculation.chat.detokenizer import ReplyText
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
+from speculation.drafter import Method
 from speculation.drafting.resources import Resources
 from speculation.driver import Driver
 from speculation.embedding import Embeddings, normalised, split
@@ -308,6 +309,14 @@ class Engine:
         self._driver.check_open()
         if self.context.n_rewind and self.resources.known_cost is None:
             self.call(lambda: self._runtime.measure(progress))
+
+    def unavailable(self) -> dict[str, SpeculationError]:
+        """The methods that cannot run here with their usual parameters, by name, and why.
+
+        Measures the cost of a decode first, as ``prepare``, if that is not known.
+        """
+        methods = [Method(spec, spec.params()) for spec in METHODS.values()]
+        return self._driver.call(lambda: self._scheduler.unavailable(methods))
 
     def call(self, function: Callable[[], T]) -> T:
         """End all texts, and run ``function`` in the engine's thread, which alone may use

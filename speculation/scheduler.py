@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from batching.cache import check_fits
-from batching.errors import CannotRewind, InvalidParameter
+from batching.errors import (
+    CannotRewind,
+    InvalidParameter,
+    MissingResource,
+    SpeculationError,
+)
 from batching.rows import Rows
 from batching.tree import NO_LIMIT
 from speculation.decode import MAX_WAIT, Batch, step
-from speculation.drafter import BASELINE, Requirements
+from speculation.drafter import BASELINE, Drafter, Method, Requirements
 from speculation.drafting.cost import Cost
+from speculation.drafting.resources import Resources
 from speculation.idle.files import TextFiles
 from speculation.long_prompts import LongPrompts
 from speculation.places import Place, Places
@@ -163,10 +169,8 @@ class Scheduler:
         resources = places.resources_of(place, text)
         drafters = request.method.drafters(resources)
         structure = text.structure
-        needed = Requirements.of_all(drafter.requires for drafter in drafters)
-        if drafters:
-            self._check_rewind(text, needed)
-        if needed.rows > 1 and not self._has_rows(text, needed):
+        needed = self._checked(request.method.name, drafters)
+        if needed.rows > 1 and needed.rows + _fixed_rows(self.places.active()) > self._n_free_rows:
             return False
         if places.can_rewind and places.n_slots == 1 and not runtime.fits(needed):
             try:
@@ -176,8 +180,6 @@ class Scheduler:
                 self._batch = Batch(places.slots)
             place = places.find(text)
             assert place is not None
-        if needed.rows > 1 and places.can_rewind:
-            _check_branches(text, needed.branches, place)
         if structure is not None and needed.rows == 1 and self._may_draft(request):
             drafters = [ForcedTokens(structure), *drafters]
         sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx, structure)
@@ -191,40 +193,74 @@ class Scheduler:
     def _may_draft(self, request: Request) -> bool:
         return request.method.name != BASELINE and self._runtime.context.n_rewind > 0
 
-    def _has_rows(self, text: Text, needed: Requirements) -> bool:
-        """Whether a batch has the rows that every step of the text needs, beside those of others.
+    def unavailable(self, methods: Iterable[Method]) -> dict[str, SpeculationError]:
+        """Those of the methods that no text can be written with, by name, and why."""
+        resources = self._runtime.resources.trial().for_text(n_slots=self.places.n_slots)
+        found = {method.name: self._why_not(method, resources) for method in methods}
+        return {name: error for name, error in found.items() if error is not None}
 
-        Raises InvalidParameter if no batch has them.
-        """
-        context, n_slots = self._runtime.context, self.places.n_slots
-        n_free = context.n_batch - 2 * (n_slots - 1)
+    def _why_not(self, method: Method, resources: Resources) -> SpeculationError | None:
+        try:
+            self._checked(method.name, method.drafters(resources))
+        except MissingResource as error:
+            # With a recurrent model, what is missing would not help.
+            return error if self._runtime.context.n_rewind else self._cannot_rewind(method.name)
+        except SpeculationError as error:
+            return error
+        except Exception:  # of a method from outside: a text that uses it will tell
+            log.exception("method %s cannot be made", method.name)
+        return None
+
+    @property
+    def _n_free_rows(self) -> int:
+        """The rows of a batch that a single text may have."""
+        return self._runtime.context.n_batch - 2 * (self.places.n_slots - 1)
+
+    def _checked(self, name: str, drafters: Sequence[Drafter]) -> Requirements:
+        """What the drafters of method ``name`` need. Raises InvalidParameter or CannotRewind if no
+        text can have that here."""
+        needed = Requirements.of_all(drafter.requires for drafter in drafters)
+        if drafters:
+            self._check_rewind(name, needed)
+        if needed.rows > 1:
+            self._check_rows(name, needed)
+        # The context of a text that is alone is made anew if it has too few sequences.
+        if needed.rows > 1 and self.places.can_rewind and self.places.n_slots > 1:
+            _check_branches(name, needed.branches, self.places.places[0].slot.n_seq_max)
+        return needed
+
+    def _check_rows(self, name: str, needed: Requirements) -> None:
+        """Raise InvalidParameter if no batch has the rows that every step of a text needs."""
+        context, n_free = self._runtime.context, self._n_free_rows
         if needed.rows > n_free:
             # A batch is never larger than the context.
             setting = "n_ctx" if context.n_batch < context.params.n_batch else "n_batch"
             raise InvalidParameter(
-                f"method {text.method.name} with these parameters decodes {needed.rows} rows at a "
+                f"method {name} with these parameters decodes {needed.rows} rows at a "
                 f"time, but a batch has at most {n_free} here; lower window, ngram or guesses, or "
                 f"raise {{{setting}}}",
                 settings=(setting,),
                 requested=needed.rows,
                 available=n_free,
             )
-        return needed.rows + _fixed_rows(self.places.active()) <= n_free
 
-    def _check_rewind(self, text: Text, needed: Requirements) -> None:
+    def _check_rewind(self, name: str, needed: Requirements) -> None:
         """Raise CannotRewind if a method needs what a recurrent or hybrid model cannot do."""
+        n_rewind = self._runtime.context.n_rewind
+        if not n_rewind or (n_rewind < NO_LIMIT and needed.rows > 1):
+            raise self._cannot_rewind(name)
+
+    def _cannot_rewind(self, name: str) -> CannotRewind:
         model, n_rewind = self._runtime.model, self._runtime.context.n_rewind
         what = f"{model.path} ({model.description}) is recurrent or hybrid: its memory"
-        name = text.method.name
         if not n_rewind:
-            raise CannotRewind(
+            return CannotRewind(
                 f"{what} cannot drop rejected drafts, so method {name} cannot run; use method ar"
             )
-        if n_rewind < NO_LIMIT and needed.rows > 1:
-            raise CannotRewind(
-                f"{what} allows only one path of at most {n_rewind} drafts, but method {name} "
-                f"needs several branches; use auto or another method"
-            )
+        return CannotRewind(
+            f"{what} allows only one path of at most {n_rewind} drafts, but method {name} needs "
+            f"several branches; use auto or another method"
+        )
 
     # Steps
 
@@ -381,13 +417,12 @@ def _fixed_rows(texts: Sequence[Text]) -> int:
     return sum([text.needed.rows for text in texts if text.needed.rows > 1])
 
 
-def _check_branches(text: Text, n_branches: int, place: Place) -> None:
+def _check_branches(name: str, n_branches: int, n_seq_max: int) -> None:
     """Raise InvalidParameter if a method with rows of a fixed form needs more sequences than a text
     has. A tree is cut instead."""
-    n_seq_max = place.slot.n_seq_max
     if n_branches >= n_seq_max:
         raise InvalidParameter(
-            f"method {text.method.name} needs {n_branches + 1} sequences, a text has "
+            f"method {name} needs {n_branches + 1} sequences, a text has "
             f"{n_seq_max} here; give it fewer branches or guesses, or load the model with a "
             f"lower {{parallel}}",
             settings=("parallel",),

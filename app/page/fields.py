@@ -76,14 +76,13 @@ def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]
 
 def _parameter(fields: Fields, parameter: Parameter) -> None:
     name, usual = f"parameters.{parameter.name}", parameter.default
-    kind: Any = gr.Textbox
-    options: dict[str, Any] = {"max_lines": 1}
+    label, info = parameter.name.replace("_", " "), parameter.help or None
     if isinstance(usual, bool):
-        kind, options = gr.Checkbox, {}
+        fields.add(name, usual, gr.Checkbox, label, info=info)
     elif isinstance(usual, int | float):
-        kind, options = gr.Number, {"precision": 0 if isinstance(usual, int) else None}
-    label = parameter.name.replace("_", " ")
-    fields.add(name, usual, kind, label, info=parameter.help or None, **options)
+        fields.number(name, usual, label, info)
+    else:
+        fields.add(name, usual, gr.Textbox, label, info=info, max_lines=1)
 
 
 def _sampling(fields: Fields) -> None:

@@ -135,25 +135,30 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend = chats.kept, chats.feed, chats.backend
     watching: list[asyncio.Task[None]] = []
+    seen = backend.status()
+
+    def status() -> Status:
+        """The backend's status; publishes it if it has changed, whoever asks first."""
+        nonlocal seen
+        if (now := backend.status()) != seen:
+            seen = now
+            feed.publish(None, "status", status_json(now))
+        return seen
 
     async def watch() -> None:
-        """Publish the backend's status when it changes."""
-        seen = backend.status()
         while True:
+            status()
             await asyncio.sleep(STATUS_SECONDS)
-            if (now := backend.status()) != seen:
-                seen = now
-                feed.publish(None, "status", status_json(now))
 
     @router.get("/state")
     async def state(http: Request) -> Response:
         response = Response(media_type="application/json")
-        owner, seq = owners.greet(http, response), feed.seq
+        owner, shown, seq = owners.greet(http, response), status(), feed.seq
         presets = await in_thread(lambda: store.presets(owner))
         found = {
             "owner": owner,
             "incognito": True,
-            "status": status_json(backend.status()),
+            "status": status_json(shown),
             "methods": [asdict(method) for method in backend.methods()],
             "presets": [asdict(preset) for preset in presets],
             "folders": await in_thread(lambda: store.folders(owner)),
@@ -405,8 +410,8 @@ def status_json(status: Status) -> Json:
 
 
 def model_json(model: LoadedModel, facts: ModelFacts) -> Json:
-    """The loaded model; ``missing`` are the methods that cannot run, the setting that each needs,
-    and the names that models.txt has for it."""
+    """The loaded model; ``missing`` are the methods that cannot run, what each needs, and the names
+    that models.txt has for it."""
     found = asdict(model)
     found["name"] = re.split(r"[/\\]", model.spec.model)[-1]
     offers = _offers(model.spec.model, facts.missing)

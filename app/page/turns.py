@@ -13,6 +13,7 @@ from app.page.markdown import Growing, render_blocks
 from app.page.reply import Reply
 from app.store import Chat, Turn
 
+INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
 PARTS = ("reasoning", "answer")
 Mark = tuple[int | None, int]  # the turn that a prompt begins with, and the context's size
 
@@ -87,7 +88,7 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
     return {
         "state": state,
         "text": "" if is_running else reply.answer,
-        "notice": reply.notice,
+        "notice": INTERRUPTED if state == "interrupted" else reply.notice,
         "error": reply.error,
         "can_continue": (
             not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")

@@ -29,7 +29,7 @@ from app.worker.messages import (
     Waiting,
 )
 from app.worker.wording import failure
-from batching.errors import InvalidParameter, SpeculationError
+from batching.errors import InvalidParameter, MissingResource, SpeculationError
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.gguf.unsupported import check_model_file
@@ -143,7 +143,7 @@ class ModelSlot:
         self.engine: Engine | None = None
         self._status = Status()
         self._n_loads = 0
-        self._devices: tuple[tuple[str, int], ...] = ()  # as in ``ModelFacts``
+        self._facts = ModelFacts()  # of the engine
         self._params = ContextParams()  # of the engine's context
 
     @property
@@ -152,8 +152,8 @@ class ModelSlot:
 
     @status.setter
     def status(self, status: Status) -> None:
-        if self.engine is not None and status.model is not None:
-            status = replace(status, facts=facts_of(self.engine, self._devices))
+        if status.model is not None:
+            status = replace(status, facts=self._facts)
         self._status = status
         self._on_status(status)
 
@@ -222,7 +222,7 @@ class ModelSlot:
             self.engine.close()
             self.engine = None
         self.status = Status()
-        self._devices = _free_devices(spec)
+        devices = _free_devices(spec)
 
         watched = Watched(f"loading {spec.model}", STEP_SECONDS)
 
@@ -257,6 +257,7 @@ class ModelSlot:
                 measuring=measuring,
             )
         self.engine = engine
+        self._facts = facts_of(engine, devices)
         if remembers:
             self._memory_model = spec.model
         self._n_loads += 1
@@ -391,13 +392,16 @@ def facts_of(engine: Engine, devices: tuple[tuple[str, int], ...] = ()) -> Model
         model.longest_token,
         model.fim_tokens,
         engine.embedding_model,
-        {
-            name: missing
-            for name, spec in METHODS.items()
-            if (missing := spec.missing(engine.resources)) is not None
-        },
+        {name: _missing(error) for name, error in engine.unavailable().items()},
         devices,
     )
+
+
+def _missing(error: SpeculationError) -> str:
+    """What ``ModelFacts.missing`` says of a method that cannot run."""
+    if isinstance(error, MissingResource):
+        return error.settings[0]
+    return "parameters" if isinstance(error, InvalidParameter) else "model"
 
 
 def _special(engine: Engine, name: str) -> str:

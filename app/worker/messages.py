@@ -69,7 +69,8 @@ class ModelFacts:
     longest        bytes of the longest token, at least; 0 = not known
     fim            the marks for filling in the middle, by name, with their tokens
     embedding_model  the path of the one that is loaded beside the model, or empty
-    missing  methods that cannot run, with the setting that they need: ``draft_model``, ``heads``
+    missing  methods that cannot run with their usual parameters, with what they need: the setting
+             ``draft_model`` or ``heads``, other ``parameters``, or another ``model``
     devices  the GPUs that the model may use, with their free bytes when no model was loaded
     """
 

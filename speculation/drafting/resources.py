@@ -141,6 +141,12 @@ class Resources:
         make, sampling = self._draft_sampler, self.sampling
         return None if make is None else lambda: make(sampling)
 
+    def trial(self) -> Resources:
+        """The same for now: what methods keep or save in it ends with it."""
+        view = copy(self)
+        view._kept, view._states = dict(self._kept), {}
+        return view
+
     def for_text(
         self,
         slot: int = 0,

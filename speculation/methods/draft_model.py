@@ -210,5 +210,4 @@ spec = MethodSpec(
     make=_make,
     verifier=_verifier,
     as_source=AsSource(_source_params),
-    has_draft=True,
 )

@@ -18,6 +18,7 @@ from batching.errors import (
     DecodeFailed,
     GrammarError,
     InvalidParameter,
+    MissingResource,
     ModelFileMissing,
     NotGGUF,
     OutOfMemory,
@@ -150,6 +151,14 @@ def test_a_window_too_large_for_a_batch_is_refused(
     params = ContextParams(n_ctx=n_ctx, n_batch=n_batch)
     with Engine.load(tiny_model, params) as engine, pytest.raises(InvalidParameter, match=reason):
         engine.generate(PROMPT, method="lookahead:window=60,ngram=15", max_tokens=9).run()
+
+
+def test_methods_that_cannot_run_are_known_before_a_text_needs_them(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, replace(EXACT, n_batch=64)) as engine:
+        unavailable = engine.unavailable()
+        assert isinstance(unavailable["draft"], MissingResource)
+        assert "decodes 120 rows at a time" in str(unavailable["lookahead"])
+        assert unavailable.keys().isdisjoint(("auto", "ar", "suffix", "jacobi"))
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,9 @@ def test_a_method_that_needs_branches_is_refused(engine: Engine) -> None:
     for method in ("lookahead", "lookahead:window=2,ngram=3,guesses=1"):
         with pytest.raises(CannotRewind, match="one path of at most 8 drafts.*use auto"):
             engine.generate(PROMPT, method=method).run()
+    unavailable = engine.unavailable()
+    assert isinstance(unavailable["lookahead"], CannotRewind)
+    assert "suffix" not in unavailable
 
 
 def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path: Path) -> None:
@@ -246,6 +249,10 @@ def test_only_plain_decoding_runs_if_no_copies_of_the_state_are_kept(
             assert engine.generate(PROMPT, max_tokens=5).run().stats.n_drafted == 0  # auto
             with pytest.raises(CannotRewind, match="recurrent or hybrid.*use method ar"):
                 engine.generate(PROMPT, method="prompt-lookup").run()
+            unavailable = engine.unavailable()
+            assert all(isinstance(why, CannotRewind) for why in unavailable.values())
+            assert "medusa" in unavailable
+            assert unavailable.keys().isdisjoint(("ar", "auto"))
 
 
 def test_n_batch_is_raised_above_the_number_of_copies_which_is_limited(hybrid: Path) -> None:

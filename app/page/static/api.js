@@ -1,4 +1,4 @@
-// The server: calls of its routes, and the stream of what has changed. See docs/endpoint.md.
+// The server: calls of its routes, and the stream of what has changed. See docs/page_routes.md.
 
 async function api(method, path, body) {
   const options = { method, headers: {} };
@@ -10,8 +10,8 @@ async function api(method, path, body) {
   let response;
   try {
     response = await fetch(`page${path}`, options);
-  } catch {
-    throw new Error("The server does not answer. Check that it is running, then try again.");
+  } catch (cause) {
+    throw new Error("The server does not answer. Check that it is running, then try again.", { cause });
   }
   const text = await response.text();
   if (response.ok) return text ? JSON.parse(text) : null;
@@ -37,6 +37,9 @@ tabs.onmessage = ({ data }) => {
   if (usedSince.size >= MOST_STREAMS) hangUp();
 };
 
+const OFFLINE = "No connection to the server. The page tries again by itself.";
+const AGAIN_MS = 2000;
+
 function listen() {
   if (document.hidden || !hasStarted) return;
   usedSince.clear();
@@ -51,10 +54,10 @@ function listen() {
   }
   stream.onopen = () => setText($("#offline"), "");
   stream.onerror = () => {
-    setText($("#offline"), "No connection to the server. The page tries again by itself.");
+    setText($("#offline"), OFFLINE);
     if (stream?.readyState !== EventSource.CLOSED) return; // the browser tries again
     hangUp();
-    setTimeout(listen, 2000);
+    setTimeout(listen, AGAIN_MS);
   };
 }
 

@@ -17,8 +17,9 @@ const readChats = tried(async (before = []) => {
   showChats();
 });
 
-// A change that the server tells of, or that this page made.
-function takeChat(changed) {
+// A change of a chat, which the stream tells of, also if this page asked for it.
+let drawing = 0; // once for all that come at a time, as those of an import
+listeners.chat = (changed) => {
   chats = chats.filter((one) => one.id !== changed.id);
   const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);
   if (isShown) chats.push(changed);
@@ -28,9 +29,9 @@ function takeChat(changed) {
     if (changed.deleted) newChat();
     else chat = changed;
   }
-  showChats();
-  showComposer();
-}
+  cancelAnimationFrame(drawing);
+  drawing = requestAnimationFrame(showChats);
+};
 
 const DAY = 86_400_000;
 function groupOf({ is_pinned, changed_at }) {
@@ -44,8 +45,8 @@ function groupOf({ is_pinned, changed_at }) {
 
 function showChats() {
   const list = $("#list");
-  if (!list || $("input", list)) return; // a name is being edited
-  const focused = list.contains(document.activeElement) && document.activeElement.dataset.key;
+  document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
+  const focused = document.activeElement.closest("#list .row")?.querySelector("a").dataset.key;
   const isSearch = $("#search").value.trim() !== "";
   if (isSearch) list.replaceChildren(...hits.map(hitRow));
   else {
@@ -70,18 +71,19 @@ function row(one) {
   const title = one.title || "Untitled";
   const link = h("a", { href: here(`#chat=${one.id}`), dir: "auto", title, "data-key": one.id }, title);
   if (one.id === chat?.id) link.ariaCurrent = "true";
-  const more = iconButton("more", `Actions for ${title}`, () => openMenu(more, actionsOf(one, link)));
+  const more = iconButton("more", `Actions for ${title}`, () => openMenu(more, actionsOf(one)));
   more.tabIndex = -1;
   more.ariaHasPopup = "menu";
   const dot = one.running && h("span", { class: "dot", role: "img", "aria-label": "is replying" });
   return h("div", { class: "row" }, dot, link, more);
 }
 
-function actionsOf(one, link) {
-  const change = (fields) => tried(async () => takeChat(await api("PATCH", `/chats/${one.id}`, fields)));
+const changeChat = tried(({ id }, fields) => api("PATCH", `/chats/${id}`, fields));
+
+function actionsOf(one) {
   return [
-    ["Rename", () => editTitle(one, link)],
-    one.is_pinned ? ["Unpin", change({ is_pinned: false })] : ["Pin", change({ is_pinned: true })],
+    ["Rename…", () => rename(one)],
+    [one.is_pinned ? "Unpin" : "Pin", () => changeChat(one, { is_pinned: !one.is_pinned })],
     ["Move to a folder…", () => moveTo(one)],
     one.leaf && ["Duplicate", tried(() => duplicate(one.id, one.leaf))],
     ["Copy link", () => copyLink(`#chat=${one.id}`)],
@@ -91,35 +93,14 @@ function actionsOf(one, link) {
   ];
 }
 
-function editTitle(one, link) {
-  const field = h("input", {
-    value: one.title,
-    "aria-label": "Name of the chat",
-    dir: "auto",
-    maxlength: 80,
-  });
-  link.replaceWith(field);
-  field.select();
-  let isDone = false;
-  const end = async (isSaved) => {
-    if (isDone) return;
-    isDone = true;
-    const title = field.value.trim();
-    field.remove();
-    showChats();
-    $(`[data-key="${one.id}"]`)?.focus();
-    if (isSaved && title && title !== one.title) takeChat(await api("PATCH", `/chats/${one.id}`, { title }));
-  };
-  field.onblur = tried(() => end(true));
-  field.onkeydown = tried(({ key, isComposing }) => {
-    if (!isComposing && (key === "Enter" || key === "Escape")) return end(key === "Enter");
-  });
+async function rename(one) {
+  const title = await askFor("Name of the chat", one.title);
+  if (title) changeChat(one, { title });
 }
 
 async function moveTo(one) {
-  const name = await askFor("Folder (empty: none)", one.folder ?? "");
-  if (name === undefined) return;
-  await tried(async () => takeChat(await api("PATCH", `/chats/${one.id}`, { folder: name })))();
+  const folder = await askFor("Folder (empty: none)", one.folder ?? "");
+  if (folder !== undefined) changeChat(one, { folder });
 }
 
 function showFolders() {
@@ -132,23 +113,19 @@ function showFolders() {
 
 async function duplicate(id, turn) {
   const copy = await api("POST", `/chats/${id}/duplicate`, { turn });
-  takeChat(copy);
   location.hash = `#chat=${copy.id}`;
 }
 
-const here = (hash) => `${location.pathname}${location.search}${hash}`;
+const here = (hash) => location.href.split("#")[0] + hash;
 
 function copyLink(hash) {
-  toClipboard(location.origin + here(hash));
+  toClipboard(here(hash));
   notify("Copied the link");
 }
 
-async function deleteChat(one) {
-  await api("DELETE", `/chats/${one.id}`);
-  takeChat({ id: one.id, deleted: true });
-  notify(`Deleted “${one.title || "Untitled"}”`, "Undo", async () => {
-    takeChat(await api("POST", `/chats/${one.id}/restore`));
-  });
+async function deleteChat({ id, title }) {
+  await api("DELETE", `/chats/${id}`);
+  notify(`Deleted “${title || "Untitled"}”`, "Undo", () => api("POST", `/chats/${id}/restore`));
 }
 
 // Search
@@ -177,18 +154,13 @@ function hitRow({ chat: { id, title }, turn, html }, n) {
 
 const exportChat = (path) => h("a", { href: `page${path}`, download: "" }).click();
 
-const importFile = tried(async (file) => {
-  const { chats: added = [], refused = [] } = await api("POST", "/import", file);
-  await readChats();
+const importFile = tried(async ([file]) => {
+  const { chats: added, refused } = await api("POST", "/import", file);
   const n = added.length;
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
 
-function chooseImport() {
-  const input = h("input", { type: "file", accept: ".json,application/json" });
-  input.onchange = () => importFile(input.files[0]);
-  input.click();
-}
+const chooseImport = () => chooseFiles({ accept: ".json,application/json" }, importFile);
 
 // Earlier versions kept the chats in this browser's database. They go to the server once, and stay here for
 // 30 days.
@@ -216,7 +188,6 @@ const importOld = async () => {
     await api("POST", "/import", `{"format":"speculation-chats","version":1,"chats":[${one}]}`);
   }
   memory.set("taken-over", Date.now());
-  if (old.length) await readChats();
 };
 
 // The left side's buttons and keys
@@ -243,19 +214,15 @@ function startChats() {
   $$("#chats > .row").forEach(makeGroup);
   $("#list").onkeydown = (event) => {
     const link = event.target.closest(".row")?.querySelector("a");
-    const more = link?.nextSibling;
-    if (!link) return;
-    const next = step($$("a", $("#list")), event.key, [["ArrowUp"], ["ArrowDown"]]);
-    if (next) roving($$("a", $("#list")), next, true);
-    else if (event.key === "ArrowRight" && more) more.focus();
-    else if (event.key === "ArrowLeft") link.focus();
-    else if (event.key === "F2" && more)
-      editTitle(
-        chats.find(({ id }) => id === link.dataset.key),
-        link,
-      );
-    else if (event.key === "Delete" && more)
-      tried(deleteChat)(chats.find(({ id }) => id === link.dataset.key));
+    const more = link?.nextSibling; // a hit of the search has none
+    const links = $$("a", $("#list"));
+    const next = step(links, event.key, UP_DOWN);
+    const one = chats.find(({ id }) => id === link?.dataset.key);
+    if (next) roving(links, next, true);
+    else if (event.key === "ArrowRight") more?.focus();
+    else if (event.key === "ArrowLeft") link?.focus();
+    else if (event.key === "F2" && one) rename(one);
+    else if (event.key === "Delete" && one) tried(deleteChat)(one);
     else return;
     event.preventDefault();
   };

@@ -38,14 +38,11 @@ async function send() {
   isQueued = false;
   isSending = true;
   setText($("#refused"), "");
-  setFiles([]);
-  setBox("");
-  keepDraft();
+  compose("", []);
   try {
     if (!chat) {
       chat = await api("POST", "/chats", { settings, incognito: isIncognito });
       history.pushState(null, "", `#chat=${chat.id}`);
-      takeChat(chat);
     }
     const parent = turns.at(-1)?.id ?? null;
     const path = `/chats/${chat.id}/messages`;
@@ -54,11 +51,7 @@ async function send() {
     if (turns.some(({ id }) => id === added.at(-1).id)) showComposer(); // it may have ended already
   } catch (error) {
     console.warn(error);
-    if (!box().value && !attached.length) {
-      setBox(text);
-      setFiles(files);
-      keepDraft();
-    }
+    if (!box().value && !attached.length) compose(text, files);
     setText($("#refused"), error.message);
     isQueued = false;
   } finally {
@@ -71,9 +64,21 @@ const stopReply = tried(async () => {
   if (turn) await api("POST", `/turns/${turn.id}/stop`);
 });
 
-function setBox(text) {
+// Fills the box.
+function compose(text, files) {
   box().value = text;
   fitBox();
+  attached = files;
+  const chips = files.map(({ name, size }, i) => {
+    const remove = () => {
+      compose(box().value, attached.toSpliced(i, 1));
+      box().focus();
+    };
+    const cross = iconButton("close", `Remove ${name}`, remove);
+    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, inSize(size)), cross);
+  });
+  $("#files").replaceChildren(...chips);
+  keepDraft();
 }
 
 function fitBox() {
@@ -96,8 +101,7 @@ function keepDraft() {
 function restoreDraft() {
   const { text = "", files = [] } = memory.get("drafts")?.[chat?.id ?? "new"] ?? {};
   isQueued = false;
-  setBox(text);
-  setFiles(files);
+  compose(text, files);
 }
 
 // Files
@@ -107,28 +111,22 @@ const LARGEST_PDF = 20e6;
 const PICTURE = /\.(png|jpe?g|gif|webp|bmp|svg|heic|tiff?)$/i;
 const bytesOf = (text) => new Blob([text]).size;
 
-function sizeOf(bytes) {
-  if (bytes < 1000) return `${bytes} B`;
-  return bytes < 999_500 ? `${(bytes / 1e3).toFixed()} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
 async function readFile(file) {
   const { name, size, type } = file;
   if (type.startsWith("image/") && type !== "image/svg+xml" && PICTURE.test(name)) {
     throw new Error("is a picture. Models here read text only. Paste the text in it instead.");
   }
   if (type === "application/pdf" || /\.pdf$/i.test(name)) {
-    if (size > LARGEST_PDF) throw new Error(`is too large (${sizeOf(size)}): a PDF can have 20 MB.`);
+    if (size > LARGEST_PDF) throw new Error(`is too large (${inSize(size)}): a PDF can have 20 MB.`);
     const bytes = new Uint8Array(await file.arrayBuffer());
     let text = "";
-    for (let i = 0; i < bytes.length; i += 32768)
-      text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+    for (const byte of bytes) text += String.fromCharCode(byte);
     return { name, size, pdf: btoa(text) };
   }
   const room = LARGEST - attached.reduce((sum, one) => sum + bytesOf(one.text ?? ""), 0);
   if (size > room) {
-    const left = room < LARGEST ? `, and ${sizeOf(room)} is left` : "";
-    throw new Error(`is too large (${sizeOf(size)}): a message can have 1 MB of files${left}.`);
+    const left = room < LARGEST ? `, and ${inSize(room)} is left` : "";
+    throw new Error(`is too large (${inSize(size)}): a message can have 1 MB of files${left}.`);
   }
   const bytes = await file.arrayBuffer();
   const [first, second] = new Uint8Array(bytes);
@@ -148,7 +146,8 @@ async function addFiles(files) {
   const leads = !box().value.trim();
   for (const file of files) {
     try {
-      setFiles([...attached, { ...(await readFile(file)), leads }]);
+      const read = await readFile(file);
+      compose(box().value, [...attached, { ...read, leads }]);
     } catch (error) {
       // A folder gives only its name.
       const why =
@@ -158,21 +157,6 @@ async function addFiles(files) {
   }
   setText($("#refused"), refused.join("\n"));
   box().focus();
-}
-
-function setFiles(files) {
-  attached = files;
-  const remove = (at) => () => {
-    setFiles(attached.filter((_, i) => i !== at));
-    keepDraft();
-    box().focus();
-  };
-  const chips = files.map(({ name, size }, i) => {
-    const cross = iconButton("close", `Remove ${name}`, remove(i));
-    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, sizeOf(size)), cross);
-  });
-  $("#files").replaceChildren(...chips);
-  if (files.length) keepDraft();
 }
 
 function startComposer() {
@@ -203,11 +187,7 @@ function startComposer() {
       editTurn(last);
     }
   };
-  $("#attach").onclick = () => {
-    const input = h("input", { type: "file", multiple: true });
-    input.onchange = () => addFiles(input.files);
-    input.click();
-  };
+  $("#attach").onclick = () => chooseFiles({ multiple: true }, addFiles);
   const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
   const mark = (on) => form.classList.toggle("dropping", on);
   document.addEventListener("dragover", (event) => {

@@ -28,36 +28,9 @@ function setText(element, text) {
   element.hidden = !text;
 }
 
-const ICONS = {
-  menu: "M4 7h16M4 12h16M4 17h16",
-  plus: "M12 5v14M5 12h14",
-  gear: "M4 7h9m4 0h3M4 17h3m4 0h9M15 5v4M9 15v4",
-  send: "M12 19V6m-6 6 6-6 6 6",
-  stop: "M8 8h8v8H8z",
-  clip: "m20 11-8 8a5 5 0 0 1-7-7l8-8a3.5 3.5 0 0 1 5 5l-8 8a1.5 1.5 0 0 1-2-2l7-7",
-  copy: "M9 9h10v11H9zM5 15V4h10",
-  check: "m5 13 4 4L19 7",
-  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
-  retry: "M19 12a7 7 0 1 1-2-5m2-3v4h-4",
-  replay: "M4 18v-4m4 4V8m4 10v-7m4 7V5m4 13v-6",
-  race: "M5 21V4m0 1c5-3 9 3 14 0v9c-5 3-9-3-14 0",
-  more: "M4 12a1 1 0 0 0 2 0 1 1 0 0 0-2 0m7 0a1 1 0 0 0 2 0 1 1 0 0 0-2 0m7 0a1 1 0 0 0 2 0 1 1 0 0 0-2 0",
-  close: "m6 6 12 12M18 6 6 18",
-  left: "m14 6-6 6 6 6",
-  right: "m10 6 6 6-6 6",
-  down: "M12 5v13m-6-6 6 6 6-6",
-  play: "M8 5v14l11-7z",
-  pause: "M8 5v14M16 5v14",
-  theme: "M12 3a9 9 0 1 0 0 18zM12 3a9 9 0 0 1 0 18",
-  hide: "M3 12s3-6 9-6 9 6 9 6-3 6-9 6-9-6-9-6zM4 4l16 16",
-  pin: "M9 4h6l-1 7 3 3H7l3-3zM12 14v6",
-  help: "M9 9a3 3 0 1 1 4 3c-1 .5-1 1-1 2m0 3h.01",
-};
-
-function icon(name) {
-  const made = fromHtml(`<svg viewBox="0 0 24 24" aria-hidden="true"><path d="${ICONS[name]}"/></svg>`);
-  return made.firstChild;
-}
+// An icon of main.html.
+const icon = (name) =>
+  fromHtml(`<svg aria-hidden="true"><use href="#icon-${name}"/></svg>`).firstChild;
 
 const button = (content, onclick, attributes) =>
   h("button", { type: "button", onclick, ...attributes }, ...[content].flat());
@@ -72,26 +45,26 @@ function roving(items, current, focuses = false) {
   if (focuses) current?.focus();
 }
 
-const BACK = ["ArrowUp", "ArrowLeft"];
-const ON = ["ArrowDown", "ArrowRight"];
-function step(items, key, [back, on] = [BACK, ON]) {
+const UP_DOWN = { ArrowUp: -1, ArrowDown: 1 };
+const LEFT_RIGHT = { ArrowLeft: -1, ArrowRight: 1 };
+function step(items, key, by = { ...UP_DOWN, ...LEFT_RIGHT }) {
   const at = items.findIndex((item) => item.contains(document.activeElement));
   if (key === "Home") return items[0];
   if (key === "End") return items.at(-1);
-  if (!back.includes(key) && !on.includes(key)) return undefined;
-  return items[Math.min(Math.max(at + (on.includes(key) ? 1 : -1), 0), items.length - 1)];
+  return key in by ? (items[Math.max(at + by[key], 0)] ?? items.at(-1)) : undefined;
 }
 
-const ACTIVE = "button:not(:disabled), a, summary";
+const activeIn = (element) =>
+  $$(":is(button:enabled, a, summary):not(form *)", element).filter((one) => one.checkVisibility());
 function makeGroup(element) {
-  const items = () => $$(ACTIVE, element);
-  roving(items(), items()[0]);
-  element.onkeydown = (event) => {
-    const next = step(items(), event.key);
+  roving(activeIn(element), activeIn(element)[0]);
+  element.addEventListener("keydown", (event) => {
+    const items = activeIn(element);
+    const next = step(items, event.key);
     if (!next) return;
     event.preventDefault();
-    roving(items(), next, true);
-  };
+    roving(items, next, true);
+  });
 }
 
 // Shows a menu at a button: [label, action] each.
@@ -104,12 +77,8 @@ function openMenu(anchor, choices) {
   for (const [label, action] of choices.filter(Boolean)) {
     box.append(button(label, choose(action), { role: "menuitem" }));
   }
-  box.onkeydown = (event) => {
-    const next = step([...box.children], event.key);
-    if (event.key === "Tab") box.hidePopover();
-    if (!next) return;
-    event.preventDefault();
-    next.focus();
+  box.onkeydown = ({ key }) => {
+    if (key === "Tab") box.hidePopover();
   };
   box.ontoggle = ({ newState }) => {
     if (newState !== "closed") return;
@@ -119,6 +88,7 @@ function openMenu(anchor, choices) {
   };
   $("#main").append(box);
   box.showPopover();
+  makeGroup(box);
   const { left, right, bottom, top } = anchor.getBoundingClientRect();
   const [width, height] = [box.offsetWidth, box.offsetHeight];
   box.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8, right))}px`;
@@ -138,19 +108,20 @@ function openDialog(title, ...content) {
 }
 
 // Asks for a line of text; undefined if the user leaves it.
-function askFor(title, value = "") {
-  return new Promise((resolve) => {
-    const field = h("input", { value, "aria-label": title, dir: "auto", maxlength: 80 });
-    const form = h("form", {}, field, h("button", { class: "primary" }, "Save"));
-    const dialog = openDialog(title, form);
-    form.onsubmit = (event) => {
-      event.preventDefault();
-      resolve(field.value.trim());
-      dialog.close();
-    };
-    dialog.addEventListener("close", () => resolve(undefined));
-    field.select();
-  });
+async function askFor(title, value = "") {
+  const field = h("input", { value, "aria-label": title, dir: "auto", maxlength: 80 });
+  const save = h("button", { class: "primary", value: "save" }, "Save");
+  const dialog = openDialog(title, h("form", { method: "dialog" }, field, save));
+  field.select();
+  await new Promise((closed) => dialog.addEventListener("close", closed));
+  return dialog.returnValue ? field.value.trim() : undefined;
+}
+
+// Asks for files of this machine; the browser shows its own dialog.
+function chooseFiles(attributes, take) {
+  const input = h("input", { type: "file", ...attributes });
+  input.onchange = () => take(input.files);
+  input.click();
 }
 
 // A line at the bottom for a while, with an action such as Undo.
@@ -178,6 +149,12 @@ function tried(action, place = () => $("#alert")) {
       setText(place(), error.message);
     }
   };
+}
+
+function inSize(bytes) {
+  const units = { GB: 1e9, MB: 1e6, kB: 1e3, B: 1 };
+  const [unit, one] = Object.entries(units).find(([, one]) => bytes >= 0.9995 * one) ?? ["B", 1];
+  return `${(bytes / one).toFixed(one >= 1e6 && bytes < 100 * one ? 1 : 0)} ${unit}`;
 }
 
 // Browsers have a clipboard for pages of this machine and of https alone.
@@ -208,8 +185,7 @@ const memory = {
   },
   set(key, value) {
     try {
-      if (value == null) localStorage.removeItem(`speculation:${key}`);
-      else localStorage.setItem(`speculation:${key}`, JSON.stringify(value));
+      localStorage.setItem(`speculation:${key}`, JSON.stringify(value));
     } catch (error) {
       console.warn(error); // it is full, or stores nothing
     }

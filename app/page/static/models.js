@@ -6,7 +6,6 @@ let openedModel = ""; // whose details are shown
 let loadWith = { n_ctx: 0, kv_type: "f16" }; // what the models are to be loaded with
 const ownSpecs = {}; // of each model: { draft_model, heads }
 
-const inSize = (bytes) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
 const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
 const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
 const modelsBox = () => $("#models");

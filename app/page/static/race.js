@@ -10,7 +10,7 @@ let race = null; // of the open dialog: { id: of the race that runs, early, resu
 
 // On a finished reply ({ turn }) or on a text ({ prompt }), of which a picture shows the line `said`.
 function openRace({ turn = null, prompt = "", said = prompt, start = false }) {
-  const usable = server.methods.filter(({ why }) => !why);
+  const usable = server.methods.filter(({ name }) => !missingFor(name));
   const choice = (label, value) => {
     const select = h("select", { "aria-label": label });
     select.append(...usable.map(({ name, title }) => h("option", { value: name }, title)));

@@ -4,33 +4,31 @@
 // leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
 // page.set when one changes.
 
-const DEFAULTS = {
-  ...{ method: "", parameters: {}, sampling: {} },
-  ...{ max_tokens: 1024, system: "", thinking: null, leave_out: true },
-};
+const USUAL = { method: "auto" }; // what is not set has the server's defaults
 const PLAIN = "ar"; // the method without drafts
 let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
-let settings = { ...DEFAULTS };
+let settings = USUAL;
 
 const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them
 const titleOf = (method) => server.methods.find(({ name }) => name === nameOf(method))?.title ?? method;
 
 // Takes over a chat's settings, or those last used.
 function useSettings(given) {
-  settings = { ...DEFAULTS, method: "auto", ...given };
+  settings = { ...USUAL, ...given };
   showHeader();
   showFields();
 }
 
 let settingsSaved = 0;
-function changeSettings(changes) {
-  settings = { ...settings, ...changes };
+function changeSettings(changes, before = settings) {
+  settings = { ...before, ...changes };
   memory.set("settings", settings);
   showHeader();
   clearTimeout(settingsSaved);
-  const id = chat?.id;
+  if (!chat) return;
+  const { id } = chat;
   settingsSaved = setTimeout(
-    tried(() => id && api("PATCH", `/chats/${id}`, { settings })),
+    tried(() => api("PATCH", `/chats/${id}`, { settings })),
     500,
   );
 }
@@ -38,18 +36,14 @@ function changeSettings(changes) {
 // Gradio's fields call this. Empty fields take their defaults.
 window.page = {
   set(name, value, usual) {
-    change(name, value, usual);
+    const isUsual = value === usual || value === "" || value === null;
+    const [kind, key] = name.split(".");
+    const { [key]: _, ...others } = settings[kind] ?? {};
+    if (!key) changeSettings({ [name]: isUsual ? usual : value });
+    else changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
     shownFields = JSON.stringify(settings); // the fields show it already
   },
 };
-
-function change(name, value, usual) {
-  const isUsual = value === usual || value === "" || value === null;
-  const [kind, key] = name.split(".");
-  if (key === undefined) return changeSettings({ [name]: isUsual ? usual : value });
-  const { [key]: _, ...others } = settings[kind];
-  changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
-}
 
 // The drawer
 
@@ -96,26 +90,31 @@ function closeDrawer() {
   drawer().opener?.focus();
 }
 
-let preset = ""; // the id of the one chosen last
+const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
+
 function showPresets() {
-  const select = h("select", { "aria-label": "Preset" }, h("option", { value: "" }, "Choose a preset"));
-  for (const { id, name } of server.presets) select.append(h("option", { value: id }, name));
-  select.value = preset;
-  const chosen = () => server.presets.find((one) => String(one.id) === select.value);
-  select.onchange = () => {
-    preset = select.value;
+  const select = $("#presets select");
+  const chosen = select.value;
+  const options = server.presets.map(({ id, name }) => h("option", { value: id }, name));
+  select.replaceChildren(h("option", { value: "" }, "Choose a preset"), ...options);
+  select.value = chosen;
+  if (!select.value) select.value = ""; // it was deleted
+}
+
+function startPresets() {
+  const chosen = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
+  $("#presets select").onchange = () => {
     if (!chosen()) return;
-    changeSettings({ ...DEFAULTS, ...chosen().settings });
+    changeSettings(chosen().settings, USUAL);
     showFields();
   };
-  const more = iconButton("more", "Presets", () => {
+  $("#presets button").onclick = ({ currentTarget }) => {
     const one = chosen();
-    openMenu(more, [
+    openMenu(currentTarget, [
       ["Save these settings as a preset…", savePreset],
       one && [`Delete “${one.name}”`, tried(() => deletePreset(one))],
     ]);
-  });
-  $("#presets").replaceChildren(select, more);
+  };
 }
 
 const savePreset = tried(async () => {
@@ -151,28 +150,30 @@ function showHeader() {
 }
 
 // The methods. One that cannot run is grey and says why; if models.txt has what it needs, that is offered.
-const NEEDS = { draft_model: "a draft model", heads: "drafting heads" };
+const NEEDS = {
+  draft_model: "a draft model",
+  heads: "drafting heads",
+  model: "a model that is not recurrent",
+  parameters: "smaller parameters here",
+};
 const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting, offer }
 
 function showMethods() {
   const select = $("#method");
-  const options = server.methods.map(({ name, title }) => {
-    const missing = missingFor(name);
-    if (!missing) return { name, text: title, disabled: false };
-    const text = `${title} (needs ${NEEDS[missing.setting]}${missing.offer.length ? ": load…" : ""})`;
-    return { name, text, disabled: !missing.offer.length };
-  });
-  const shown = JSON.stringify(options);
-  if (select.dataset.shown !== shown) {
-    select.dataset.shown = shown;
-    const option = ({ name, text, disabled }) => h("option", { value: name, disabled }, text);
-    select.replaceChildren(...options.map(option));
+  const now = h("select");
+  for (const { name, title } of server.methods) {
+    const { setting, offer = [] } = missingFor(name) ?? {};
+    const needs = setting ? ` (needs ${NEEDS[setting]}${offer.length ? ": load…" : ""})` : "";
+    const disabled = setting && setting !== "parameters" && !offer.length;
+    now.append(h("option", { value: name, disabled }, title + needs));
   }
+  // An open list would close.
+  if (now.innerHTML !== select.innerHTML) select.replaceChildren(...now.children);
   select.value = nameOf(settings.method);
 }
 
 function chooseMethod(name) {
-  if (missingFor(name)) {
+  if (missingFor(name)?.offer.length) {
     $("#method").value = nameOf(settings.method);
     return offerMissing(name, missingFor(name));
   }
@@ -183,22 +184,14 @@ function chooseMethod(name) {
 function progressOf({ model, stage, done, total }) {
   if (stage === "measure") return `Measuring the speed of ${model}`;
   if (stage !== "download") return `Loading ${model}: ${done} %`;
-  return `Downloading ${model}: ${(done / 1e9).toFixed(2)} of ${(total / 1e9).toFixed(2)} GB`;
+  return `Downloading ${model}: ${inSize(done)} of ${inSize(total)}`;
 }
 
 function showGauge() {
-  const n_ctx = server.status?.model?.n_ctx ?? 0;
-  const used = turns.findLast((turn) => turn.n_context)?.n_context ?? 0;
-  const gauge = $("#gauge");
-  gauge.hidden = !n_ctx;
-  if (!n_ctx) return;
-  const share = Math.min(1, used / n_ctx);
-  const text = `Context: ${used} of ${n_ctx} tokens`;
-  gauge.style.setProperty("--share", share);
-  gauge.ariaValueNow = used;
-  gauge.ariaValueMax = n_ctx;
-  gauge.ariaValueText = gauge.title = text;
-  gauge.classList.toggle("full", share > 0.9);
+  const max = server.status?.model?.n_ctx ?? 0;
+  const value = turns.findLast((turn) => turn.n_context)?.n_context ?? 0;
+  const title = `Context: ${value} of ${max} tokens`;
+  Object.assign($("#gauge"), { hidden: !max, max, high: 0.9 * max, value, title, ariaValueText: title });
 }
 
 // Light and dark: as the system has it, until the user switches.

@@ -7,13 +7,11 @@ function startCards() {
     const file = $(".attached", card);
     const [name, code] = [file?.dataset.name, file?.textContent];
     $(".card", card).onclick = () => {
-      setBox(text);
-      setFiles(file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
+      compose(text, file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
       send();
     };
     const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
     $(".race-card", card).onclick = () => openRace({ prompt, said: text, start: true });
-    $(".race-card", card).prepend(icon("race"));
   }
   makeGroup($("#start .cards"));
 }
@@ -48,7 +46,7 @@ function startKeys() {
       },
       "Ctrl+Shift+o": newChat,
       "Ctrl+b": () => toggle($("#left")),
-      "Ctrl+.": () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings")),
+      "Ctrl+.": toggleSettings,
       "?": isWriting ? null : () => $("#keys").showModal(),
       Escape: runningTurn() ? stopReply : isOpen(drawer()) ? closeDrawer : null,
     };
@@ -59,7 +57,6 @@ function startKeys() {
   });
 }
 
-listeners.chat = takeChat;
 listeners.status = (status) => {
   server.status = status;
   showHeader();
@@ -71,8 +68,19 @@ listeners.reset = tried(async () => {
   if (chat) await openChat(chat.id);
 });
 
+// Asks until the server answers: it may just be starting again.
 async function readServer() {
-  server = await api("GET", "/state");
+  for (;;) {
+    try {
+      server = await api("GET", "/state");
+      break;
+    } catch (error) {
+      console.warn(error);
+      setText($("#offline"), error.cause ? OFFLINE : error.message);
+      await new Promise((done) => setTimeout(done, AGAIN_MS));
+    }
+  }
+  setText($("#offline"), "");
   lastId = String(server.seq ?? "");
   for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
   $("#incognito").hidden = !server.incognito;
@@ -82,30 +90,14 @@ async function readServer() {
 
 function startHeader() {
   $("#show-chats").onclick = () => toggle($("#left"));
-  $("#show-settings").onclick = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
+  $("#show-settings").onclick = toggleSettings;
   $("#close-drawer").onclick = closeDrawer;
-  $("#close-keys").onclick = () => $("#keys").close();
   $("#model").onclick = openModels;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const id of ["left", "right"]) {
     for (const one of $$(`[aria-controls=${id}]`)) one.ariaExpanded = String(isOpen($(`#${id}`)));
   }
 }
-
-const FACES = {
-  "close-keys": "close",
-  "show-chats": "menu",
-  "show-settings": "gear",
-  "to-end": "down",
-  attach: "clip",
-  send: "send",
-  stop: "stop",
-  incognito: "hide",
-  theme: "theme",
-  help: "help",
-  more: "more",
-  "close-drawer": "close",
-};
 
 // Gradio makes the page's three parts; each tells when it is there.
 let isStarting = false;
@@ -115,15 +107,15 @@ async function start() {
   isStarting = true;
   useTheme(memory.get("theme"));
   $(".gradio-container").prepend($(".skip")); // the first stop of Tab
-  for (const [id, name] of Object.entries(FACES)) $(`#${id}`).append(icon(name));
-  $("#new").append(icon("plus"), "New chat");
   startChats();
   startTranscript();
   startComposer();
   startHeader();
+  startPresets();
+  startReplay();
   startKeys();
   startCards();
-  await tried(readServer)();
+  await readServer();
   const { method } = document.documentElement.dataset; // of --method
   useSettings({ ...memory.get("settings"), ...(method && { method }) });
   await readChats();

@@ -3,6 +3,7 @@
 let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
+const LEFT_OUT = "The model no longer reads the turns above: its context of";
 
 async function openChat(id, turn = null) {
   const got = await api("GET", `/chats/${id}?limit=30`);
@@ -81,157 +82,86 @@ function takeBranch({ after, turns: added }) {
 function showTurns() {
   const box = $("#turns");
   const before = new Map($$(".turn", box).map((article) => [article.turn, article]));
-  const articles = turns.map(
-    (turn) => before.get(turn) ?? (turn.role === "user" ? messageOf(turn) : replyOf(turn)),
-  );
-  const parts = articles.flatMap((article) => {
-    const n_ctx = article.turn.left_out_here;
-    const text = `The model no longer reads the turns above: its context of ${n_ctx} tokens is full`;
-    return n_ctx ? [h("p", { class: "left-out", role: "note" }, text), article] : [article];
-  });
+  const articles = turns.map((turn) => before.get(turn) ?? articleOf(turn));
   const earlier = button("Earlier turns", tried(readEarlier), { class: "earlier" });
-  box.replaceChildren(...(hasEarlier ? [earlier] : []), ...parts);
+  box.replaceChildren(...(hasEarlier ? [earlier] : []), ...articles);
   setCurrent(articles.at(-1));
   showChats();
   setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
   $("#start").hidden = turns.length > 0;
-  document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
   showGauge();
   showComposer();
 }
 
-function replaceTurn(turn) {
-  const article = $(`#turn-${turn.id}`);
-  if (!article || $("form", article)) return; // it is being edited
-  const made = turn.role === "user" ? messageOf(turn) : replyOf(turn);
-  const hadFocus = article.contains(document.activeElement);
-  article.replaceWith(made);
-  setCurrent(made, hadFocus);
-}
-
-function articleOf(turn, name, ...parts) {
-  const heading = h("h2", { class: "unseen" }, name);
-  const article = h("article", { class: "turn", id: `turn-${turn.id}`, tabindex: -1 }, heading, ...parts);
+function articleOf(turn) {
+  const article = $("#turn").content.firstElementChild.cloneNode(true);
+  article.id = `turn-${turn.id}`;
   article.turn = turn;
+  article.classList.add(turn.role === "user" ? "user" : "reply");
+  takeBlocks($(".reasoning", article), 0, turn.reasoning);
+  takeBlocks($(".answer", article), 0, turn.blocks);
+  fillTurn(article);
   return article;
 }
 
-function messageOf(turn) {
-  const files = turn.files.map(({ name, size }, n) => {
-    const parts = [h("bdi", {}, name), h("span", {}, size)];
-    return h(
-      "li",
-      {},
-      button(
-        parts,
-        tried(() => showFile(turn, n)),
-      ),
-    );
-  });
-  const article = articleOf(
-    turn,
-    "You",
-    files.length ? h("ul", { class: "files", "aria-label": "Attached files" }, ...files) : null,
-    turn.text ? h("div", { class: "said", dir: "auto" }, turn.text) : null,
-    actionBar(
-      turn,
-      iconButton("edit", "Edit", () => editTurn(turn)),
-    ),
-  );
-  article.classList.add("user");
-  return article;
-}
-
-async function showFile(turn, n) {
-  const { name, text } = await api("GET", `/turns/${turn.id}/files/${n}`);
-  openDialog(name, h("pre", { class: "file", tabindex: 0, dir: "auto" }, text)).classList.add("wide");
-}
-
-const INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept.";
-
-function replyOf(turn) {
+// Shows all of a turn but its blocks.
+function fillTurn(article) {
+  const { id, role, text, siblings = [], files = [], cells = [], ...turn } = article.turn;
+  const isReply = role !== "user";
   const isRunning = turn.state === "running";
-  const notice = turn.notice || (turn.state === "interrupted" ? INTERRUPTED : "");
   const seconds = Math.round(turn.seconds_thinking ?? 0);
-  const thought =
-    isRunning && !turn.blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
-  const thoughts = h(
-    "details",
-    { class: "thoughts" },
-    h("summary", {}, thought),
-    part("reasoning", turn.reasoning),
-  );
-  thoughts.hidden = !turn.reasoning?.length;
-  const act = (path) =>
-    tried(
-      () => api("POST", `/turns/${turn.id}${path}`, { settings }),
-      () => $(".error", article),
-    );
-  const article = articleOf(
-    turn,
-    "Reply",
-    thoughts,
-    part("answer", turn.blocks),
-    h("p", { class: "notice", role: "status", hidden: !notice }, notice),
-    h("p", { class: "error", role: "alert", hidden: !turn.error }, turn.error ?? ""),
-    speedOf(turn),
-    isRunning
-      ? null
-      : actionBar(
-          turn,
-          turn.text && iconButton("copy", "Copy", (event) => copyText(turn.text, event.currentTarget)),
-          iconButton("retry", "Retry", act("/retry")),
-          iconButton("edit", "Edit", () => editTurn(turn)),
-          turn.cells?.length && iconButton("replay", "Replay", () => openReplay(turn)),
-          turn.text && iconButton("race", "Race", () => openRace({ turn })),
-          turn.can_continue && button("Continue", act("/continue")),
-        ),
-  );
-  article.classList.add("reply");
+  const isThinking = isRunning && !turn.blocks.length;
   article.classList.toggle("live", isRunning);
-  if (isRunning) article.ariaBusy = "true";
-  return article;
+  article.ariaBusy = String(isRunning);
+  const n_ctx = turn.left_out_here;
+  setText($(".left-out", article), n_ctx ? `${LEFT_OUT} ${n_ctx} tokens is full` : "");
+  setText($("h2", article), isReply ? "Reply" : "You");
+  setText($(".said", article), isReply ? "" : text);
+  setText($("summary", article), isThinking ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts");
+  setText($(".notice", article), turn.notice ?? "");
+  setText($(".error", article), turn.error ?? "");
+  setText($(".sentence", article), turn.sentence ?? "");
+  const chips = files.map(({ name, size }, n) => {
+    const parts = [h("bdi", {}, name), h("span", {}, size)];
+    return h("li", {}, button(parts, null, { "data-action": "file", "data-n": n }));
+  });
+  $(".files", article).replaceChildren(...chips);
+  const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])];
+  const known = facts.filter(([, value]) => value);
+  $("dl", article).replaceChildren(
+    ...known.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+  );
+  const bar = $(".cells", article);
+  bar.replaceChildren(...(cells.length ? [cellsOf(cells)] : []));
+  bar.ariaLabel = bar.title = `Replay: ${cells.length} steps`;
+  const at = siblings.indexOf(id);
+  setText($(".siblings span", article), `${at + 1}/${siblings.length}`);
+  const shown = {
+    ".thoughts": turn.reasoning?.length,
+    ".answer": isReply,
+    ".files": files.length,
+    ".speed": turn.sentence || cells.length,
+    ".actions": !isRunning,
+    ".siblings": siblings.length > 1,
+    ".cells, .actions [data-action=replay]": cells.length,
+    "[data-action=copy], [data-action=race]": isReply && text,
+    "[data-action=retry]": isReply,
+    "[data-action=continue]": turn.can_continue,
+  };
+  for (const [selector, isShown] of Object.entries(shown)) {
+    for (const one of $$(selector, article)) one.hidden = !isShown;
+  }
+  $("[data-action=earlier]", article).disabled = at === 0;
+  $("[data-action=later]", article).disabled = at === siblings.length - 1;
 }
 
-function part(name, blocks = []) {
-  const box = h("div", { class: `markdown ${name}`, dir: "auto" });
-  takeBlocks(box, 0, blocks);
-  return box;
-}
-
-function takeBlocks(box, from, blocks) {
+function takeBlocks(box, from, blocks = []) {
   while (box.children.length > from) box.lastChild.remove();
   for (const html of blocks) {
     const block = h("div", { class: "block", dir: "auto" });
     block.append(fromHtml(html));
     box.append(block);
   }
-}
-
-// One sentence on the speed, a bar with a cell for each step, and the figures behind ⋯.
-function speedOf(turn) {
-  if (!turn.sentence && !turn.cells?.length) return null;
-  const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])].filter(
-    ([, value]) => value,
-  );
-  const label = `Replay: ${turn.cells?.length ?? 0} steps`;
-  const attributes = { class: "cells", "aria-label": label, title: label };
-  const bar = turn.cells?.length ? button(cellsOf(turn.cells), () => openReplay(turn), attributes) : null;
-  const rows = facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
-  const figures = h("dl", { hidden: true }, ...rows);
-  const more = iconButton("more", "Figures", () => {
-    figures.hidden = !figures.hidden;
-    more.ariaExpanded = String(!figures.hidden);
-  });
-  more.ariaExpanded = "false";
-  return h(
-    "div",
-    { class: "speed" },
-    bar,
-    h("span", { class: "sentence" }, turn.sentence ?? ""),
-    more,
-    figures,
-  );
 }
 
 // [ms, tokens] of each step as an SVG: width = time, height = tokens.
@@ -248,34 +178,50 @@ function cellsOf(cells) {
   return fromHtml(`<svg class="steps" ${box}>${shapes.join("")}</svg>`).firstChild;
 }
 
-function actionBar(turn, ...buttons) {
-  const at = turn.siblings?.indexOf(turn.id) ?? 0;
-  const n = turn.siblings?.length ?? 1;
-  const go = (by) => tried(() => api("POST", `/turns/${turn.siblings[at + by]}/choose`));
-  const siblings =
-    n > 1 &&
-    h(
-      "span",
-      { class: "siblings" },
-      iconButton("left", "Earlier version", go(-1), { disabled: at === 0 }),
-      h("span", {}, `${at + 1}/${n}`),
-      iconButton("right", "Later version", go(1), { disabled: at === n - 1 }),
-    );
-  const more = iconButton("more", "More actions", () =>
-    openMenu(more, [
-      ["Duplicate the chat up to here", tried(() => duplicate(chat.id, turn.id))],
-      ["Copy link", () => copyLink(`#chat=${chat.id}&turn=${turn.id}`)],
-      turn.role === "user" && turn.text && ["Copy text", () => copyText(turn.text, more)],
-      turn.role === "user" && ["Race with this prompt", () => openRace({ prompt: turn.text })],
-      turn.role !== "user" && [
-        isFilled() ? "Underline what was drafted" : "Fill what was drafted",
-        fillDrafts,
-      ],
-      ["Delete this and what follows", tried(() => deleteTurn(turn))],
-    ]),
-  );
-  more.ariaHasPopup = "menu";
-  return h("div", { class: "actions" }, siblings, ...buttons.filter(Boolean), more);
+// What the buttons of a turn do, by their data-action.
+const ACTIONS = {
+  replay: openReplay,
+  copy: ({ text }, pressed) => copyText(text, pressed),
+  "copy-code": (_, pressed) => copyText($("code", pressed.closest(".code")).textContent, pressed),
+  retry: (turn) => replyAgain(turn, "/retry"),
+  continue: (turn) => replyAgain(turn, "/continue"),
+  edit: editTurn,
+  race: (turn) => openRace({ turn }),
+  earlier: (turn) => chooseVersion(turn, -1),
+  later: (turn) => chooseVersion(turn, 1),
+  more: openTurnMenu,
+  figures: (_, pressed) => {
+    const figures = pressed.nextElementSibling;
+    figures.hidden = !figures.hidden;
+    pressed.ariaExpanded = String(!figures.hidden);
+  },
+  file: async ({ id }, { dataset }) => {
+    const { name, text } = await api("GET", `/turns/${id}/files/${dataset.n}`);
+    openDialog(name, h("pre", { class: "file", tabindex: 0, dir: "auto" }, text)).classList.add("wide");
+  },
+};
+
+function replyAgain({ id }, path) {
+  const error = $(`#turn-${id} .error`); // if the reply begins, it gets another one
+  return tried(
+    () => api("POST", `/turns/${id}${path}`, { settings }),
+    () => error,
+  )();
+}
+
+const chooseVersion = ({ id, siblings }, by) =>
+  api("POST", `/turns/${siblings[siblings.indexOf(id) + by]}/choose`);
+
+function openTurnMenu(turn, anchor) {
+  const isReply = turn.role !== "user";
+  openMenu(anchor, [
+    ["Duplicate the chat up to here", tried(() => duplicate(chat.id, turn.id))],
+    ["Copy link", () => copyLink(`#chat=${chat.id}&turn=${turn.id}`)],
+    !isReply && turn.text && ["Copy text", () => copyText(turn.text, anchor)],
+    !isReply && ["Race with this prompt", () => openRace({ prompt: turn.text })],
+    isReply && [isFilled() ? "Underline what was drafted" : "Fill what was drafted", fillDrafts],
+    ["Delete this and what follows", tried(() => deleteTurn(turn))],
+  ]);
 }
 
 const isFilled = () => $("#turns").classList.contains("filled");
@@ -290,41 +236,40 @@ async function deleteTurn(turn) {
   notify(n === 1 ? "Deleted one turn" : `Deleted ${n} turns`, "Undo", undo);
 }
 
-// Replaces a turn's text by a form. A changed message is answered anew; a changed reply stands as it is.
-function editTurn(turn) {
-  const article = $(`#turn-${turn.id}`);
-  if ($("form", article)) return;
-  const isMessage = turn.role === "user";
-  const area = h("textarea", { dir: "auto", "aria-label": isMessage ? "Message" : "Reply" });
-  area.value = turn.text ?? "";
-  const error = h("p", { class: "error", role: "alert", hidden: true });
+// Shows a turn's form. A changed message is answered anew; a changed reply stands as it is.
+function editTurn({ id, role, text }) {
+  const article = $(`#turn-${id}`);
+  const form = $("form", article);
+  const area = $("textarea", form);
+  const isMessage = role === "user";
+  if (article.classList.contains("editing")) return area.focus();
   const end = () => {
-    form.remove();
     article.classList.remove("editing");
     setCurrent(article, true);
   };
-  const cancel = button("Cancel", end);
-  const save = h("button", { class: "primary" }, isMessage ? "Send" : "Save");
-  const form = h("form", {}, area, error, h("div", { class: "row" }, cancel, save));
+  $(".primary", form).textContent = isMessage ? "Send" : "Save";
+  area.ariaLabel = isMessage ? "Message" : "Reply";
+  area.value = text ?? "";
+  setText($(".error", form), "");
+  form.onreset = end;
   form.onsubmit = tried(
     async (event) => {
       event.preventDefault();
-      await api("POST", `/turns/${turn.id}/edit`, { text: area.value, settings });
+      await api("POST", `/turns/${id}/edit`, { text: area.value, settings });
       end();
     },
-    () => error,
+    () => $(".error", form),
   );
   form.onkeydown = (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
-      end();
+      form.reset();
     } else if (event.key === "Enter" && isMessage && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
     }
   };
   article.classList.add("editing");
-  article.append(form);
   area.focus();
   area.setSelectionRange(area.value.length, area.value.length);
 }
@@ -339,22 +284,20 @@ function copyText(text, button) {
 // Tab reaches one button of one turn, the current one. ← and → go from button to button, ↑ and ↓ from turn
 // to turn.
 function setCurrent(article, focuses = false) {
-  for (const one of $$("#turns .turn")) {
-    const items = $$(ACTIVE, one);
-    const current = items.find((item) => item === document.activeElement) ?? items[0];
-    roving(items, one === article ? current : null);
-    for (const part of $$("pre, table", one)) part.tabIndex = one === article ? 0 : -1;
-  }
-  if (focuses) article?.focus({ preventScroll: true });
+  for (const one of $$("#turns .turn :is(button, a, summary, pre, table):not(form *)")) one.tabIndex = -1;
+  if (!article) return;
+  const items = activeIn(article);
+  roving(items, items.find((item) => item === document.activeElement) ?? items[0]);
+  for (const part of $$("pre, table", article)) part.tabIndex = 0;
+  if (focuses) article.focus({ preventScroll: true });
 }
 
 function moveInTurns(event) {
   const { key, target } = event;
   if (target.closest("form, pre, table")) return;
-  const turn = step($$("#turns .turn"), key, [["ArrowUp"], ["ArrowDown"]]);
+  const turn = step($$("#turns .turn"), key, UP_DOWN);
   const article = target.closest(".turn");
-  const item = article && step($$(ACTIVE, article), key, [["ArrowLeft"], ["ArrowRight"]]);
-  if (item && !["Home", "End"].includes(key)) item.focus();
+  if (article && key in LEFT_RIGHT) step(activeIn(article), key)?.focus();
   else if (turn) {
     setCurrent(turn, true);
     turn.scrollIntoView({ block: "nearest" });
@@ -364,34 +307,26 @@ function moveInTurns(event) {
 
 // A running reply, by the stream
 
-listeners.turn = ({ chat: id, turn: n, part: name, from, blocks, set }) => {
+listeners.turn = ({ chat: id, turn: n, part, from, blocks, set }) => {
   const turn = id === chat?.id && turns.find((one) => one.id === n);
   if (!turn) return;
   const article = $(`#turn-${n}`);
   const isAtEnd = nearEnd();
   if (set) {
-    const index = turns.indexOf(turn);
-    turns[index] = { ...turn, ...set };
-    if ("left_out_here" in set) showTurns();
-    else if ("state" in set) replaceTurn(turns[index]);
-    else takeSet(article, turns[index], set);
+    Object.assign(turn, set);
+    fillTurn(article);
+    if ("state" in set) setCurrent(article);
     if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
     showGauge();
     showComposer();
   } else {
-    const key = name === "reasoning" ? "reasoning" : "blocks";
-    turn[key] = [...(turn[key] ?? []).slice(0, from), ...blocks];
-    if (name === "reasoning") $(".thoughts", article).hidden = false;
-    takeBlocks($(`.${name}`, article), from, blocks);
+    const name = part === "answer" ? "blocks" : part;
+    turn[name] = [...(turn[name] ?? []).slice(0, from), ...blocks];
+    $(".thoughts", article).hidden = !turn.reasoning?.length;
+    takeBlocks($(`.${part}`, article), from, blocks);
   }
   if (isAtEnd) scrollToEnd();
 };
-
-function takeSet(article, turn, set) {
-  article.turn = turn;
-  if ("notice" in set) setText($(".notice", article), set.notice ?? "");
-  if ("error" in set) setText($(".error", article), set.error ?? "");
-}
 
 listeners.turns = tried(async (event) => {
   if (event.chat !== chat?.id) return;
@@ -418,9 +353,14 @@ function startTranscript() {
   new ResizeObserver(() => ($("#to-end").hidden = nearEnd())).observe($("#turns"));
   $("#to-end").onclick = scrollToEnd;
   $("#turns").classList.toggle("filled", memory.get("filled") ?? false);
-  box.addEventListener("click", ({ target }) => {
-    const copy = target.closest("[data-action=copy-code]");
-    if (copy) copyText($("code", copy.closest(".code")).textContent, copy);
+  box.addEventListener("click", (event) => {
+    const pressed = event.target.closest("[data-action]");
+    if (pressed) tried(ACTIONS[pressed.dataset.action])(pressed.closest(".turn").turn, pressed);
+    const link = event.target.closest("[data-note]");
+    if (!link) return;
+    event.preventDefault(); // the address is the chat's
+    const ends = $$(`[data-note="${CSS.escape(link.dataset.note)}"]`, link.closest(".markdown"));
+    ends.find(({ role }) => role !== link.role)?.focus();
   });
   box.addEventListener("focusin", ({ target }) => {
     const article = target.closest(".turn");

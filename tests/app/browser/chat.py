@@ -126,7 +126,7 @@ class Chat:
 
     def texts(self) -> list[str]:
         """What the turns say, without their buttons."""
-        return list(self.page.locator("#turns :is(.said, .answer)").all_inner_texts())
+        return list(self.page.locator("#turns :is(.said, .answer):not([hidden])").all_inner_texts())
 
     def titles(self) -> list[str]:
         return list(self.page.locator("#list a").all_inner_texts())

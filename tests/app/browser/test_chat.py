@@ -15,10 +15,15 @@ def test_replies_and_messages_have_versions_and_nothing_is_lost(chat: Chat) -> N
     chat.act("Retry")
     page.wait_for_selector(f"{DONE} .siblings:has-text('2/2')")
     chat.act("Edit")
-    page.fill(f"{LAST} textarea", "**mine** & <b>")
-    page.click(f"{LAST} form .primary")
+    page.fill(f"{LAST} textarea", "**mine** & <b>\n\na[^1]\n\n[^1]: note")
+    for key in ("Tab", "Tab", "Enter"):  # past Cancel to Save
+        page.keyboard.press(key)
     page.wait_for_selector(f"{LAST} .siblings:has-text('3/3')")
     assert page.inner_html(f"{LAST} .answer p") == "<strong>mine</strong> &amp; &lt;b&gt;"
+    page.click(f"{LAST} sup a")
+    assert chat.focused() == "Back to footnote 1 in the text"
+    page.keyboard.press("Enter")
+    assert chat.focused() == "Footnote 1"
     chat.act("Earlier version")
     page.wait_for_selector(f"{LAST} .siblings:has-text('2/3')")
     chat.act("Earlier version")
@@ -112,7 +117,11 @@ def test_a_killed_server_leaves_the_text_and_the_page_finds_it_again(
         chat.page.wait_for_selector(f"{DONE} button:text-is('Continue')")
         assert len(chat.texts()[1]) > 100
         chat.page.wait_for_selector(f"{DONE} .notice:has-text('The server ended while it wrote')")
-        chat.reload()
+        chat.page.route("**/page/state", lambda route: route.abort(), times=1)
+        chat.page.reload(wait_until="commit")
+        chat.page.wait_for_selector("#offline:has-text('The page tries again by itself')")
+        chat.wait_for_page()
+        assert chat.page.is_hidden("#offline")
         assert chat.page.input_value("#box") == "typed meanwhile"
         chat.page.wait_for_selector(f"{DONE} button:text-is('Continue')")
     assert chat.errors == []
@@ -150,6 +159,7 @@ def test_drafts_and_files_stay_with_their_chat_and_pictures_are_refused(chat: Ch
     page.click("[aria-label='Remove broken.pdf']")
     chat.ask("Well?")
     assert page.locator("#files li").count() == 0
+    assert page.inner_text(".turn .files button").split() == ["fox.txt", "17", "B"]
     page.click(".turn .files button:has-text('fox.txt')")
     assert page.inner_text("dialog pre") == "The fox.\nThe hen."
     page.keyboard.press("Escape")

@@ -20,7 +20,7 @@ from tests.support.fake_backend import DONE, MODEL
 from tests.support.hub_server import HubServer, use_hub
 from tests.support.local_backend import LocalBackend
 from tests.support.page import Page, Site, Written, served
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
 NAME = "hf:owner/repo/model-Q8_0.gguf"
 Json = dict[str, Any]
@@ -280,6 +280,11 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
             assert shown["model"]["name"] == "tiny.gguf"
             assert shown["model"]["missing"]["draft"] == {"setting": "draft_model", "offer": []}
             assert "ar" not in shown["model"]["missing"]
+            mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
+            list(local.load(ModelSpec(str(mamba), n_threads=1, parallel=1)))
+            missing = page.get("state")["status"]["model"]["missing"]
+            assert missing["suffix"] == {"setting": "model", "offer": []}
+            assert missing.keys().isdisjoint(("ar", "auto"))
     finally:
         local.close()
 

@@ -532,15 +532,16 @@ def races(page: Page, after: int, race: str) -> list[dict[str, Any]]:
     raise AssertionError("the stream ended")
 
 
-def test_the_models_state_is_told_when_it_changes(written: tuple[Page, Written, Chats]) -> None:
+def test_a_change_of_the_models_state_reaches_a_page_that_opens_its_stream_later(
+    written: tuple[Page, Written, Chats],
+) -> None:
     page, backend, _ = written
-    seq = page.get("state")["seq"]
-    page.new_chat()
-    for _, kind, data in page.stream(seq):
-        if kind == "status":
-            assert (data["model"]["name"], data["loading"]["done"]) == ("m.gguf", 7)
-            break
-        backend.state = Status(MODEL, Loading("x", "load", 7, 100))
+    for done in (7, 8):
+        shown = page.get("state")
+        backend.state = Status(MODEL, Loading("x", "load", done, 100))
+        told = next(data for _, kind, data in page.stream(shown["seq"]) if kind == "status")
+        assert (told["model"]["name"], told["loading"]["done"]) == ("m.gguf", done)
+    assert page.get("state")["status"] == told
 
 
 def test_a_prompt_begins_with_a_greeting_or_a_message_and_counts_its_turns() -> None:
