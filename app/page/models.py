@@ -20,7 +20,7 @@ from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.json_text import dumps
 from app.page.chats import Chats
-from app.page.downloads import Transfer, Transfers
+from app.page.downloads import PAUSED, RUNNING, Transfer, Transfers
 from app.page.feed import encoded
 from app.page.routes import Owner
 from app.worker.messages import ModelSpec
@@ -33,14 +33,17 @@ from speculation.registry.conversion import FASTER, converted_path
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
 from speculation.registry.fit import PROCESS, Memory, Smaller, Wanted, fit, in_words, need
-from speculation.registry.hub import gguf_files
+from speculation.registry.hub import Partial, gguf_files
 from speculation.registry.local import (
     COMPANIONS,
     converted_models,
     delete,
     files_in_cache,
+    hub_entry,
     known_models,
     model_path,
+    models_in_part,
+    parts_left,
 )
 
 LOAD = "page/load"  # as a request; a new load stops the one before it
@@ -91,7 +94,7 @@ class ModelList:
     def entries(self) -> dict[str, ModelEntry]:
         """All models that can be loaded by name, the loaded one among them."""
         try:
-            found = known_models() | converted_models()
+            found = known_models() | models_in_part() | converted_models()
         except RegistryError as error:
             raise ApiError(str(error), 500) from error
         model = self._backend.status().model
@@ -106,7 +109,7 @@ class ModelList:
         found = self.entries().get(name)
         if found is None:
             try:
-                found = ModelEntry(name, parse_hub(name), None, "")
+                found = hub_entry(parse_hub(name))
             except RegistryError:
                 raise ApiError(f"there is no model {name!r:.200}", 404, param="name") from None
         return found
@@ -114,9 +117,9 @@ class ModelList:
     def as_json(self, wanted: Wanted) -> Json:
         status, entries = self._backend.status(), self.entries()
         memory = self._memory()
-        known = self.transfers.known()
+        left = parts_left()
         return {
-            "models": [self._model(one, wanted, memory, known) for one in entries.values()],
+            "models": [self._model(one, wanted, memory, left) for one in entries.values()],
             "memory": {"main": memory.main, "devices": memory.devices},
             "computed_by": status.model.computed_by if status.model is not None else "",
             "is_measuring": self._is_measuring,
@@ -142,12 +145,12 @@ class ModelList:
             for name in files
             if name == part_names(name)[0] and not any(word in name for word in COMPANIONS)
         }
-        memory, known = self._memory(), self.transfers.known()
+        memory, left = self._memory(), parts_left()
         smaller = [Smaller(f"hf:{repo}/{name}", size) for name, size in sizes.items() if size]
         models = []
         for name, size in sorted(sizes.items(), key=lambda one: one[1]):
-            entry = ModelEntry(f"hf:{repo}/{name}", HubFile(repo, name), None, "")
-            models.append(self._model(entry, wanted, memory, known, Shape(size), smaller))
+            entry = hub_entry(HubFile(repo, name))
+            models.append(self._model(entry, wanted, memory, left, Shape(size), smaller))
         return {"repo": repo, "models": models}
 
     def _model(
@@ -155,7 +158,7 @@ class ModelList:
         entry: ModelEntry,
         wanted: Wanted,
         memory: Memory,
-        transfers: Mapping[str, Transfer],
+        left: Mapping[HubFile, Partial],
         shape: Shape = NO_SHAPE,
         smaller: Sequence[Smaller] = (),
     ) -> Json:
@@ -166,15 +169,21 @@ class ModelList:
             shape = shape if path is None else describe(path)
         except (SpeculationError, OSError) as error:
             trouble = str(error)
-        model, transfer = self._backend.status().model, transfers.get(entry.name)
+        source, transfer = entry.source, self.transfers.known().get(entry.name)
+        part = left.get(source.parts[0]) if isinstance(source, HubFile) else None
+        if part is not None and transfer is None:
+            transfer = Transfer(entry.name, PAUSED, part.done, part.total)
+        model = self._backend.status().model
         is_loaded = model is not None and model.spec.model == entry.name
+        if part is not None and part.wanted.parts == [source]:
+            shape = Shape(part.total)  # as the Hub says
         shape = shape if shape.n_bytes else Shape(_told_size(entry.description))
         is_here = path is not None
         return {
             "name": entry.name,
             "title": Path(entry.name).name,
             "description": entry.description,
-            "repo": entry.source.repo if isinstance(entry.source, HubFile) else "",
+            "repo": source.repo if isinstance(source, HubFile) else "",
             "is_here": is_here,
             "is_loaded": is_loaded,
             "trouble": trouble or ("" if is_here else _hint(entry)),
@@ -185,8 +194,8 @@ class ModelList:
             "beside": self._beside(entry, wanted),
             "speeds": self._speeds.of(path) if path is not None else {},
             "transfer": asdict(transfer) if transfer is not None else None,
-            "can_download": isinstance(entry.source, HubFile) and not is_here,
-            "can_delete": is_here and not is_loaded and bool(files_in_cache(entry)),
+            "can_download": isinstance(source, HubFile) and not is_here,
+            "can_delete": not is_loaded and bool(part or files_in_cache(entry)),
             "faster": None if path is None else _faster(path, shape),
         }
 
@@ -264,7 +273,7 @@ class ModelList:
         if files & {Path(path).resolve() for path in used}:
             raise ApiError(f"{name} is loaded; load another model first", 409, param="name")
         transfer = self.transfers.known().get(name)
-        if transfer is not None and transfer.state == "running":
+        if transfer is not None and transfer.state == RUNNING:
             raise ApiError(f"{name} is being downloaded or converted; pause that first", 409)
         try:
             freed = delete(entry)

@@ -1,4 +1,4 @@
-"""Parses models.txt. Independent of the network, llama.cpp and GGUF."""
+"""Parses models.txt. Independent of the network, llama.cpp and the content of GGUFs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batching.errors import SpeculationError
+from batching.gguf.splits import part_names
 
 LINE_FORMAT = "name | source | draft | description"
 HEADS = "heads"  # in the draft field: the line names drafting heads, not a model
@@ -40,6 +41,16 @@ class HubFile:
     repo: str
     path: str
     revision: str = "main"
+
+    def __str__(self) -> str:
+        """As ``parse_hub`` reads it."""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return f"hf:{self.repo}/{self.path}{revision}"
+
+    @property
+    def parts(self) -> list[HubFile]:
+        """All files of a model that is split into several; else this one."""
+        return [replace(self, path=path) for path in part_names(self.path)]
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,13 @@ function refreshModels() {
   showModels();
 }
 
+const isUnderWay = (transfer) => ["running", "waiting"].includes(transfer?.state);
+
 listeners.models = ({ transfer, measuring, error }) => {
   if (error) setText(modelError(), error);
   if (!modelsBox() || !modelList) return;
   if (measuring !== undefined) modelList.is_measuring = !!measuring;
-  if (transfer && transfer.state !== "done") {
+  if (isUnderWay(transfer)) {
     for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
       if (one.name === transfer.name) one.transfer = transfer;
     }
@@ -143,7 +145,7 @@ function modelRow(model) {
   const { transfer } = model;
   const loading = server.status?.loading;
   if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
-  if (transfer && transfer.state !== "done") row.append(...transferLines(transfer));
+  if (transfer) row.append(...transferLines(transfer));
   if (isOpen) row.append(modelDetails(model));
   return row;
 }
@@ -172,22 +174,22 @@ function modelActions(model) {
   };
   const loading = server.status?.loading;
   if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
-  if (transfer && ["running", "waiting"].includes(transfer.state)) {
+  if (isUnderWay(transfer)) {
     const label = transfer.file_type ? "Cancel" : "Pause";
     return [act(label, () => api("POST", "/models/pause", { name }))];
   }
   if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
   if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
-  const label = transfer?.state === "paused" ? "Resume" : "Download";
-  return [act(label, () => api("POST", "/models/download", { name }))];
+  const download = () => api("POST", "/models/download", { name });
+  if (!model.can_delete) return [act("Download", download)];
+  return [act("Resume", download), act("Delete…", () => confirmModelDelete(model))]; // a part is here
 }
 
 function transferLines({ state, done, total, error, file_type }) {
   const what = file_type ? `Converting to ${file_type}` : "Downloading";
   const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
   if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
-  if (file_type && state === "paused") return [];
   const text =
     state === "waiting" ? "Waits for another transfer"
     : state === "paused" ? `Paused${much}`
@@ -233,7 +235,7 @@ function modelDetails(model) {
     isLoaded(model) && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
     isLoaded(model) && button("Load again", () => loadModel(modelSpec(model))),
     faster && button(`Convert to ${faster.file_type}`, () => convertModel(model)),
-    model.can_delete && !isLoaded(model) && button("Delete…", () => confirmModelDelete(model)),
+    model.is_here && model.can_delete && button("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
     "div",
@@ -316,10 +318,11 @@ async function measureModel() {
 
 const convertModel = ({ name }) => api("POST", "/models/convert", { name });
 
-function confirmModelDelete({ name, title, shape }) {
+function confirmModelDelete({ name, title, is_here, shape, transfer }) {
+  const takes = inSize(is_here || !transfer ? shape.n_bytes : transfer.done);
   const dialog = openDialog(
-    "Delete this model’s file?",
-    h("p", {}, `${title} takes ${inSize(shape.n_bytes)} on disk. Deleting it cannot be undone.`),
+    is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?",
+    h("p", {}, `${title} takes ${takes} on disk. Deleting it cannot be undone.`),
     h(
       "div",
       { class: "row answers" },
