@@ -49,7 +49,6 @@ from speculation.registry.local import (
 LOAD = "page/load"  # as a request; a new load stops the one before it
 NO_SHAPE = Shape(0)
 _REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
-_SIZE = re.compile(r"([\d.]+) (GB|MB)")  # of a download, in models.txt
 Json = dict[str, Any]
 KvType = Literal["f32", "f16", "q8_0"]
 NCtx = Annotated[int, Field(ge=0, lt=2**31)]
@@ -177,7 +176,7 @@ class ModelList:
         is_loaded = model is not None and model.spec.model == entry.name
         if part is not None and part.wanted.parts == [source]:
             shape = Shape(part.total)  # as the Hub says
-        shape = shape if shape.n_bytes else Shape(_told_size(entry.description))
+        shape = shape if shape.n_bytes else Shape(entry.n_bytes)
         is_here = path is not None
         return {
             "name": entry.name,
@@ -377,12 +376,6 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
 
 def _json(data: Any) -> Response:
     return Response(encoded(dumps(data)), media_type="application/json")
-
-
-def _told_size(description: str) -> int:
-    """The size of a download as models.txt tells it, in bytes; 0 if it does not."""
-    found = _SIZE.match(description)
-    return int(float(found[1]) * (10**9 if found[2] == "GB" else 10**6)) if found else 0
 
 
 def _hint(entry: ModelEntry) -> str:

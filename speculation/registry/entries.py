@@ -16,6 +16,7 @@ HEADS = "heads"  # in the draft field: the line names drafting heads, not a mode
 HUB_FORMAT = "hf:owner/repository/file.gguf or hf:owner/repository/file.gguf@revision"
 PACKAGE_FORMAT = "package:name/file.gguf@sha256:…, optionally followed by -> Q8_0 to convert it"
 
+_SIZED = re.compile(r"(?P<source>.+?)\s*\((?P<number>\d+(\.\d+)?) (?P<unit>MB|GB)\)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HUB = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[^@|]+\.gguf)(@(?P<revision>.+))?"
@@ -74,6 +75,7 @@ class ModelEntry:
     draft     name of the draft model paired with this model, or None
     heads     names of the drafting heads paired with it
     is_heads  whether this line is a file of drafting heads instead of a model
+    n_bytes   about the size of the source's file; 0 if the line does not tell it
     """
 
     name: str
@@ -82,6 +84,7 @@ class ModelEntry:
     description: str
     heads: tuple[str, ...] = ()
     is_heads: bool = False
+    n_bytes: int = 0
 
 
 def parse_hub(source: str) -> HubFile:
@@ -193,10 +196,13 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError("the source is empty")
     if not draft:
         raise RegistryError("the draft is empty; write - for none")
-    found = _parse_source(source, folder)
-    if draft == HEADS:
-        return ModelEntry(name, found, None, description, is_heads=True)
-    return ModelEntry(name, found, None if draft == "-" else draft, description)
+    n_bytes = 0
+    if sized := _SIZED.fullmatch(source):
+        source = sized["source"]
+        n_bytes = int(float(sized["number"]) * {"MB": 1e6, "GB": 1e9}[sized["unit"]])
+    found, is_heads = _parse_source(source, folder), draft == HEADS
+    paired = None if is_heads or draft == "-" else draft
+    return ModelEntry(name, found, paired, description, is_heads=is_heads, n_bytes=n_bytes)
 
 
 def _parse_source(source: str, folder: Path) -> HubFile | PackageFile | Path:
