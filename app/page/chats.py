@@ -97,23 +97,11 @@ class Chats:
         return told
 
     async def new(self, owner: str, settings: Mapping[str, Any], *, incognito: bool) -> Json:
-        if incognito:
-            self._check_incognito()
         store = self._fleeting if incognito else self.kept
         chat = await in_thread(lambda: store.new_chat(owner, settings))
         if incognito:
             self._incognito.add(chat.id)
         return self.tell(chat)
-
-    def _check_incognito(self) -> None:
-        """Raise ApiError if the engine would write an incognito chat to disk."""
-        model = self.backend.status().model
-        if model is not None and model.spec.keep_texts:
-            raise ApiError(
-                "No chat is incognito while --keep-texts keeps conversations on disk. Start the "
-                "server without it.",
-                409,
-            )
 
     async def change(self, owner: str, chat: str, fields: Mapping[str, Any]) -> Json:
         store = self.store_of(chat)
@@ -290,8 +278,6 @@ class Chats:
 
     def _settings(self, store: Store, owner: str, chat: str, ask: Ask) -> Settings:
         """The settings of the chat's next reply, which become the chat's."""
-        if chat in self._incognito:
-            self._check_incognito()
         kept = store.chat(chat, owner).settings
         given = kept if ask.settings is None else ask.settings
         settings = settings_of(given, self.backend)
@@ -336,6 +322,7 @@ class Chats:
         ask: Ask,
         left_out: LeftOut = NOTHING,
     ) -> ChatRequest:
+        is_incognito = chat in self._incognito
         return ChatRequest(
             uuid4().hex,
             prompt.messages,
@@ -345,7 +332,8 @@ class Chats:
             settings.thinking,
             settings.leave_out,
             left_out,
-            memory=None if chat in self._incognito else ask.memory,
+            memory=None if is_incognito else ask.memory,
+            on_disk=not is_incognito,
             record=True,
         )
 

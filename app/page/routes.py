@@ -152,7 +152,6 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         presets = await in_thread(lambda: store.presets(owner))
         found = {
             "owner": owner,
-            "incognito": True,
             "status": status_json(backend.status()),
             "methods": [asdict(method) for method in backend.methods()],
             "presets": [asdict(preset) for preset in presets],

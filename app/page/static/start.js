@@ -75,7 +75,6 @@ async function readServer() {
   server = await api("GET", "/state");
   lastId = String(server.seq ?? "");
   for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
-  $("#incognito").hidden = !server.incognito;
   if (server.notice) notify(server.notice);
   showHeader();
 }
