@@ -167,6 +167,30 @@ def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Sto
     assert [hit.turn for hit in store.search("", "horse")] == [running]
 
 
+def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
+    _, (_, chinese, japanese, thai, english) = talk(
+        store,
+        "第一",
+        "我想用Python编程。今天天气很好",
+        "東京タワーへ行きました",
+        "ฉันกินข้าวที่บ้าน",
+        "使用 text in 2020年 and \x1f café",
+    )
+
+    def found(text: str) -> list[tuple[int | None, str]]:
+        return [(hit.turn, hit.snippet) for hit in store.search("", text)]
+
+    assert found("编") == [(chinese, "我想用Python\2编\3程。今天天气很好")]
+    assert found("天气") == [(chinese, "我想用Python编程。今天\2天气\3很好")]
+    assert found("pyth") == [(chinese, "我想用\2Python\3编程。今天天气很好")]
+    assert found("京タ") == [(japanese, "東\2京タ\3ワーへ行きました")]
+    assert found("ข้าว") == [(thai, "ฉันกิน\2ข้าว\3ที่บ้าน")]
+    assert found("使 202") == [(english, "\2使\3用 text in \x022020\3年 and  café")]
+    assert [turn for turn, _ in found("用")] == [english, chinese]
+    assert found("一")[0] == (None, "第\2一\3")
+    assert found("气天") == found("กนิ") == found("想 ython") == []
+
+
 @pytest.mark.parametrize(
     "odd", ["", "  ", '"', "*", "a AND", "NEAR(", "title:x", "-a", "\0", "\ud800", "(" * 5000, "^"]
 )
