@@ -6,6 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from html import escape
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ from app.worker.messages import LoadedModel, ModelFacts, Status
 from speculation.registry import RegistryError, read_registry
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
+FILE_SECONDS = 1.0  # between looks at whether another server has changed the chats
 Json = dict[str, Any]
 
 
@@ -134,9 +136,20 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
 def _routes(chats: Chats, owners: Owners) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend = chats.kept, chats.feed, chats.backend
+    version = store.version()
     watching: list[asyncio.Task[None]] = []
 
-    async def watch() -> None:
+    async def watch_file() -> None:
+        """Let pages read again what another server of this user has changed."""
+        seen = version
+        while True:
+            with suppress(ApiError):  # the file is locked for once
+                if (now := await in_thread(store.version)) != seen:
+                    seen = now
+                    feed.publish(None, "reset", {})
+            await asyncio.sleep(FILE_SECONDS)
+
+    async def watch_status() -> None:
         """Publish the backend's status when it changes."""
         seen = backend.status()
         while True:
@@ -167,7 +180,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def events(http: Request, owner: Owner, after: str = "") -> Response:
         last = http.headers.get("last-event-id", after)
         if not watching:
-            watching.append(asyncio.ensure_future(watch()))
+            watching.extend(map(asyncio.ensure_future, (watch_status(), watch_file())))
         return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
 
     # Chats

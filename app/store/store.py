@@ -120,6 +120,11 @@ class Store:
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
         return [_ended(turn) for turn in found]
 
+    @_reads
+    def version(self, db: Connection) -> int:
+        """Another number after another program has changed the file."""
+        return int(db.execute("PRAGMA data_version").fetchone()[0])
+
     def interrupted(self) -> list[Turn]:
         """The replies that were still running when the last server ended."""
         return self._interrupted

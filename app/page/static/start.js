@@ -68,7 +68,11 @@ listeners.status = (status) => {
 listeners.reset = tried(async () => {
   await readServer();
   await readChats();
-  if (chat) await openChat(chat.id);
+  if (!chat) return;
+  const got = await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`);
+  chat = got.chat;
+  const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
+  takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
 });
 
 async function readServer() {

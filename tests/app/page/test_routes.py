@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.page import jobs
+from app.page import jobs, routes
 from app.page.chats import FIRST_INCOGNITO, Chats
 from app.page.prompt import prompt_of
 from app.store import Store, StoreError, Turn
@@ -367,6 +367,26 @@ def test_incognito_chats_are_in_no_list_no_file_and_no_memory(
     assert kinds == {"turns", "turn"}
     with sqlite3.connect(tmp_path / "chats.db") as database:
         assert database.execute("SELECT count(*) FROM turns").fetchone() == (0,)
+
+
+def test_what_another_server_writes_into_the_same_file_is_read_again(
+    written: tuple[Page, Written, Chats], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, backend, _ = written
+    monkeypatch.setattr(routes, "FILE_SECONDS", 0.02)
+    chat, _ = talk(page, backend, "one")
+    with served(FakeBackend(), tmp_path / "chats.db") as site:
+        other = site.page()
+        seq = other.get("state")["seq"]
+        told = (kind for _, kind, _ in other.stream(seq))
+        page.post(f"chats/{chat}/messages", text="two")
+        assert next(told) == "reset"
+        assert other.turns(chat)[2]["text"] == "two"
+        page.ask("PATCH", f"chats/{chat}", title="mine")
+        assert next(told) == "reset"
+        assert other.get("chats")["chats"][0]["title"] == "mine"
+        other.ask("PATCH", f"chats/{chat}", title="yours")
+        assert "chat" in told  # its own change is told as it is
 
 
 def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
