@@ -6,7 +6,7 @@ import re
 import sqlite3
 
 from app.store.records import Hit
-from app.store.rows import CHAT, chat_of, clean
+from app.store.rows import chat_of, clean
 
 SNIPPET_WORDS = 16
 _MARK = "\x1f"
@@ -19,10 +19,10 @@ _LETTERS = (
 _SPLIT = re.compile(rf"(?=[{_LETTERS}])(?=\w)|(?<=[{_LETTERS}])(?=\w)")
 _LIVE = "chats.owner = ? AND chats.deleted_at IS NULL"
 _SNIPPET = "snippet({table}, 0, char(2), char(3), '…', {n}) AS snippet"
-_TITLES = f"""SELECT {CHAT}, NULL AS turn, {_SNIPPET.format(table="titles", n=SNIPPET_WORDS)}
+_TITLES = f"""SELECT chats.*, NULL AS turn, {_SNIPPET.format(table="titles", n=SNIPPET_WORDS)}
 FROM titles JOIN chats ON chats.number = titles.rowid
 WHERE titles MATCH ? AND {_LIVE} ORDER BY changed_at DESC LIMIT ?"""
-_TEXTS = f"""SELECT {CHAT}, turns.id AS turn, {_SNIPPET.format(table="texts", n=SNIPPET_WORDS)}
+_TEXTS = f"""SELECT chats.*, turns.id AS turn, {_SNIPPET.format(table="texts", n=SNIPPET_WORDS)}
 FROM texts JOIN turns ON turns.id = texts.rowid JOIN chats ON chats.id = turns.chat
 WHERE texts MATCH ? AND {_LIVE} AND turns.deleted_at IS NULL
 ORDER BY texts.rowid DESC LIMIT ?"""

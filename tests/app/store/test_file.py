@@ -153,7 +153,8 @@ def test_a_second_server_does_not_end_the_replies_of_the_first(tmp_path: Path) -
     reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
     first.save_reply(reply.id, "half", {}, "running")
     second = Store(tmp_path / "chats.db")
-    assert [(turn.text, turn.state) for turn in second.interrupted()] == [("half", "interrupted")]
+    seen = second.turn(reply.id, "")
+    assert (seen.text, seen.state) == ("half", "interrupted")
     first.save_reply(reply.id, "half of", {}, "running")
     assert second.turn(reply.id, "").state == "running"
     first.save_reply(reply.id, "all of it", {"n": 1}, "done")
