@@ -55,61 +55,22 @@ CREATE TABLE presets (
     settings TEXT NOT NULL,
     UNIQUE (owner, name)
 )
-
-CREATE VIRTUAL TABLE titles USING fts5 (
-    title, content='chats', content_rowid='number', tokenize='unicode61 remove_diacritics 2'
-)
-
-CREATE TRIGGER titles_insert AFTER INSERT ON chats BEGIN
-    INSERT INTO titles (rowid, title) VALUES (new.number, new.title);
-END
-
-CREATE TRIGGER titles_delete AFTER DELETE ON chats BEGIN
-    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, old.title);
-END
-
-CREATE TRIGGER titles_update AFTER UPDATE OF title ON chats BEGIN
-    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, old.title);
-    INSERT INTO titles (rowid, title) VALUES (new.number, new.title);
-END
-
-CREATE VIRTUAL TABLE texts USING fts5 (
-    text, content='turns', content_rowid='id', tokenize='unicode61 remove_diacritics 2',
-    prefix='1 2'
-)
-
-CREATE TRIGGER texts_insert AFTER INSERT ON turns WHEN new.state != 'running' BEGIN
-    INSERT INTO texts (rowid, text) VALUES (new.id, new.text);
-END
-
-CREATE TRIGGER texts_delete AFTER DELETE ON turns WHEN old.state != 'running' BEGIN
-    INSERT INTO texts (texts, rowid, text) VALUES ('delete', old.id, old.text);
-END
-
-CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
-    INSERT INTO texts (texts, rowid, text)
-        SELECT 'delete', old.id, old.text WHERE old.state != 'running';
-    INSERT INTO texts (rowid, text) SELECT new.id, new.text WHERE new.state != 'running';
-END
 """
 
-# Words that no space parts are found, too: what is indexed is ``split(text)`` (``search.split``).
-_WORDS_WITHOUT_SPACES = """
-DROP TRIGGER titles_insert
-
-DROP TRIGGER titles_delete
-
-DROP TRIGGER titles_update
-
-DROP TRIGGER texts_insert
-
-DROP TRIGGER texts_delete
-
-DROP TRIGGER texts_update
-
-DROP TABLE titles
-
-DROP TABLE texts
+# Version 1 had an index that split no text.
+_DROPPED = "".join(
+    f"DROP {kind} IF EXISTS {table}{suffix}\n\n"
+    for table in ("titles", "texts")
+    for kind, suffix in (
+        ("TRIGGER", "_insert"),
+        ("TRIGGER", "_delete"),
+        ("TRIGGER", "_update"),
+        ("TABLE", ""),
+    )
+)
+# What is searched. ``split`` is ``search.split``.
+_INDEX = f"""
+{_DROPPED}
 
 CREATE VIEW split_titles AS SELECT number, split(title) AS title FROM chats
 
@@ -158,4 +119,4 @@ CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
 END
 """
 
-SCHEMA = (_FIRST, _WORDS_WITHOUT_SPACES)
+SCHEMA = (_FIRST, _INDEX)

@@ -108,6 +108,11 @@ def test_an_earlier_files_texts_are_indexed_anew(tmp_path: Path) -> None:
     store.close()
     Database(file, SCHEMA[:1]).close()
     with sqlite3.connect(file) as connection:
+        connection.execute("CREATE VIRTUAL TABLE titles USING fts5 (title)")
+        connection.execute(
+            "CREATE TRIGGER titles_insert AFTER INSERT ON chats BEGIN "
+            "INSERT INTO titles (title) VALUES (new.title); END"
+        )
         connection.execute("ATTACH ? AS new", (str(tmp_path / "new.db"),))
         for table in ("chats", "turns"):
             connection.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
