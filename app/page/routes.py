@@ -220,7 +220,10 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def change_chat(owner: Owner, chat: str, body: Change) -> Response:
         if body.settings is not None:
             settings_of(body.settings, backend)
-        return _json(await chats.change(owner, chat, body.model_dump(exclude_none=True)))
+        fields = body.model_dump(exclude_none=True)
+        return _json(
+            await chats.change(chat, lambda store: store.change_chat(chat, owner, **fields))
+        )
 
     @router.delete("/chats/{chat}")
     async def delete_chat(owner: Owner, chat: str) -> Response:
@@ -229,7 +232,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.post("/chats/{chat}/restore")
     async def restore_chat(owner: Owner, chat: str) -> Response:
-        return _json(await chats.restore(owner, chat))
+        return _json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
 
     @router.post("/chats/{chat}/duplicate")
     async def duplicate(owner: Owner, chat: str, body: At) -> Response:
@@ -260,16 +263,16 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         if "parent" not in body.model_fields_set:
             kept = chats.store_of(chat)
             parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
-        text = _said(body.text)
-        return _json(await chats.message(owner, chat, text, files, parent, _ask(http, body)))
+        ask = _ask(http, owner, body)
+        return _json(await chats.message(ask, chat, _said(body.text), files, parent))
 
     @router.post("/turns/{turn}/retry")
     async def retry(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return _json(await chats.retry(owner, turn, _ask(http, body)))
+        return _json(await chats.retry(_ask(http, owner, body), turn))
 
     @router.post("/turns/{turn}/continue")
     async def proceed(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return _json(await chats.proceed(owner, turn, _ask(http, body)))
+        return _json(await chats.proceed(_ask(http, owner, body), turn))
 
     @router.post("/turns/{turn}/edit")
     async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
@@ -277,8 +280,8 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         if given is not None:
             old = (await chats.turn(owner, turn)).files
             files = await in_thread(lambda: _files(given, old))
-        text = _said(body.text)
-        return _json(await chats.edit(owner, turn, text, files, _ask(http, body)))
+        ask = _ask(http, owner, body)
+        return _json(await chats.edit(ask, turn, _said(body.text), files))
 
     @router.post("/turns/{turn}/choose")
     async def choose(owner: Owner, turn: TurnId) -> Response:
@@ -286,7 +289,8 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.post("/turns/{turn}/stop")
     async def stop(owner: Owner, turn: TurnId) -> Response:
-        await chats.stop(owner, turn)
+        await chats.turn(owner, turn)
+        chats.jobs.stop(turn)
         return _json({})
 
     @router.delete("/turns/{turn}")
@@ -317,13 +321,13 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.post("/turns/{turn}/race")
     async def race_turn(http: Request, owner: Owner, turn: TurnId, body: Race) -> Response:
-        ask = _ask(http, body)
-        return _json({"race": await chats.race_turn(owner, turn, body.methods, body.rounds, ask)})
+        ask = _ask(http, owner, body)
+        return _json({"race": await chats.race_turn(ask, turn, body.methods, body.rounds)})
 
     @router.post("/race")
     async def race_text(http: Request, owner: Owner, body: RaceOnText) -> Response:
-        ask = _ask(http, body)
-        return _json({"race": chats.race_text(owner, body.prompt, body.methods, body.rounds, ask)})
+        ask = _ask(http, owner, body)
+        return _json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
 
     @router.delete("/races/{race}")
     async def stop_race(owner: Owner, race: str) -> Response:
@@ -374,8 +378,8 @@ def _download(parts: Iterator[str], name: str, kind: str) -> Response:
     return StreamingResponse(parts, headers=headers, media_type=kind)
 
 
-def _ask(http: Request, body: Reply) -> Ask:
-    return Ask(body.settings, memory_of(http))
+def _ask(http: Request, owner: str, body: Reply) -> Ask:
+    return Ask(owner, body.settings, memory_of(http))
 
 
 def _said(text: str) -> str:
