@@ -13,16 +13,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, Query, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from pydantic import BaseModel, Field
 
 from app.api.body import Limited
 from app.api.errors import ApiError
-from app.api.json_text import dumps
 from app.page.chats import Chats
 from app.page.downloads import PAUSED, RUNNING, Transfer, Transfers
-from app.page.feed import encoded
-from app.page.routes import Owner
+from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
@@ -51,7 +49,7 @@ NO_SHAPE = Shape(0)
 _REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
 Json = dict[str, Any]
 KvType = Literal["f32", "f16", "q8_0"]
-NCtx = Annotated[int, Field(ge=0, lt=2**31)]
+NCtx = Field(ge=0, lt=2**31)
 
 
 class Load(BaseModel):
@@ -60,12 +58,19 @@ class Load(BaseModel):
     model: str = Field(min_length=1)
     draft_model: str | None = None
     heads: list[str] = Field(default_factory=list)
-    n_ctx: NCtx = 0
+    n_ctx: Annotated[int, NCtx] = 0
     kv_type: KvType | None = None
 
 
 class Named(BaseModel):
     name: str = Field(min_length=1)
+
+
+def _asked(n_ctx: Annotated[int, NCtx] = 0, kv_type: KvType = "f16") -> Wanted:
+    return Wanted(n_ctx, kv_type)
+
+
+Asked = Annotated[Wanted, Depends(_asked)]
 
 
 class ModelList:
@@ -84,7 +89,7 @@ class ModelList:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._feed.publish, None, "models", data)
 
-    def follow(self) -> None:
+    async def follow(self) -> None:
         """Let events go to the running event loop's feed."""
         self._loop = asyncio.get_running_loop()
 
@@ -113,7 +118,8 @@ class ModelList:
                 raise ApiError(f"there is no model {name!r:.200}", 404, param="name") from None
         return found
 
-    def as_json(self, wanted: Wanted) -> Json:
+    def as_json(self, asked: Wanted) -> Json:
+        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
         status, entries = self._backend.status(), self.entries()
         memory = self._memory()
         left = parts_left()
@@ -125,8 +131,9 @@ class ModelList:
             "spec": asdict(self._spec if status.model is None else status.model.spec),
         }
 
-    def hub(self, text: str, wanted: Wanted) -> Json:
+    def hub(self, text: str, asked: Wanted) -> Json:
         """The GGUF files of a repository on the hub."""
+        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
         match = _REPO.fullmatch(text.strip())
         if match is None:
             raise ApiError(
@@ -219,10 +226,6 @@ class ModelList:
             free += need(shape, Wanted(status.model.n_ctx, status.model.spec.kv_type)).cache
         return Memory(free, status.facts.devices)
 
-    @property
-    def n_gpu_layers(self) -> int | None:
-        return self._spec.n_gpu_layers
-
     # Changing
 
     def load(self, asked: Load) -> None:
@@ -307,58 +310,50 @@ class ModelList:
 def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
     """Add the routes. The page's others must be there already, for they know the owners."""
     models = ModelList(chats, spec)
-    router = APIRouter(prefix="/page/models", route_class=Limited, tags=["page"])
-
-    def wanted_of(n_ctx: int, kv_type: str) -> Wanted:
-        return Wanted(n_ctx, kv_type, models.n_gpu_layers)
+    router = APIRouter(
+        prefix="/page/models",
+        route_class=Limited,
+        tags=["page"],
+        dependencies=[Depends(owner_of), Depends(models.follow)],
+    )
 
     @router.get("")
-    async def list_models(
-        owner: Owner, n_ctx: Annotated[int, Query(ge=0, lt=2**31)] = 0, kv_type: KvType = "f16"
-    ) -> Response:
-        return _json(await asyncio.to_thread(models.as_json, wanted_of(n_ctx, kv_type)))
+    async def list_models(wanted: Asked) -> Response:
+        return as_json(await asyncio.to_thread(models.as_json, wanted))
 
     @router.get("/hub")
-    async def list_hub(
-        owner: Owner,
-        repo: str,
-        n_ctx: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-        kv_type: KvType = "f16",
-    ) -> Response:
-        return _json(await asyncio.to_thread(models.hub, repo, wanted_of(n_ctx, kv_type)))
+    async def list_hub(repo: str, wanted: Asked) -> Response:
+        return as_json(await asyncio.to_thread(models.hub, repo, wanted))
 
     @router.post("/load")
-    async def load(owner: Owner, body: Load) -> Response:
+    async def load(body: Load) -> Response:
         models.load(body)
-        return _json({})
+        return as_json({})
 
     @router.delete("/load")
-    async def cancel(owner: Owner) -> Response:
+    async def cancel() -> Response:
         models.cancel()
-        return _json({})
+        return as_json({})
 
     @router.post("/download")
-    async def download(owner: Owner, body: Named) -> Response:
-        models.follow()
+    async def download(body: Named) -> Response:
         await asyncio.to_thread(models.download, body.name)
-        return _json({})
+        return as_json({})
 
     @router.post("/pause")
-    async def pause(owner: Owner, body: Named) -> Response:
+    async def pause(body: Named) -> Response:
         models.transfers.pause(body.name)
-        return _json({})
+        return as_json({})
 
     @router.post("/convert")
-    async def convert(owner: Owner, body: Named) -> Response:
-        models.follow()
+    async def convert(body: Named) -> Response:
         await asyncio.to_thread(models.convert, body.name)
-        return _json({})
+        return as_json({})
 
     @router.post("/measure")
-    async def measure(owner: Owner) -> Response:
-        models.follow()
+    async def measure() -> Response:
         models.measure()
-        return _json({})
+        return as_json({})
 
     @router.delete("/files")
     async def delete_files(owner: Owner, body: Named) -> Response:
@@ -368,14 +363,9 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
                 "`hf cache` does that.",
                 403,
             )
-        models.follow()
-        return _json({"freed": await asyncio.to_thread(models.delete, body.name)})
+        return as_json({"freed": await asyncio.to_thread(models.delete, body.name)})
 
     app.include_router(router)
-
-
-def _json(data: Any) -> Response:
-    return Response(encoded(dumps(data)), media_type="application/json")
 
 
 def _hint(entry: ModelEntry) -> str:

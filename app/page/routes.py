@@ -119,12 +119,12 @@ async def _compressed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-def _owner(http: Request) -> str:
+def owner_of(http: Request) -> str:
     owners: Owners = http.app.state.owners
     return owners.of(http)
 
 
-Owner = Annotated[str, Depends(_owner)]
+Owner = Annotated[str, Depends(owner_of)]
 
 
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
@@ -195,17 +195,17 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         found = await in_thread(
             lambda: store.chats(owner, folder=folder, before=before, limit=limit)
         )
-        return _json({"chats": [chats.as_json(chat) for chat in found]})
+        return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
         hits = await in_thread(lambda: store.search(owner, q))
-        return _json({"hits": [hit_json(chats, hit) for hit in hits]})
+        return as_json({"hits": [hit_json(chats, hit) for hit in hits]})
 
     @router.post("/chats")
     async def new_chat(owner: Owner, body: NewChat) -> Response:
         settings_of(body.settings, backend)
-        return _json(await chats.new(owner, body.settings, incognito=body.incognito))
+        return as_json(await chats.new(owner, body.settings, incognito=body.incognito))
 
     @router.get("/chats/{chat}")
     async def open_chat(
@@ -214,29 +214,29 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         before: TurnId | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = MOST_TURNS,
     ) -> Response:
-        return _json(await chats.open(owner, chat, before, limit))
+        return as_json(await chats.open(owner, chat, before, limit))
 
     @router.patch("/chats/{chat}")
     async def change_chat(owner: Owner, chat: str, body: Change) -> Response:
         if body.settings is not None:
             settings_of(body.settings, backend)
         fields = body.model_dump(exclude_none=True)
-        return _json(
+        return as_json(
             await chats.change(chat, lambda store: store.change_chat(chat, owner, **fields))
         )
 
     @router.delete("/chats/{chat}")
     async def delete_chat(owner: Owner, chat: str) -> Response:
         await chats.delete(owner, chat)
-        return _json({})
+        return as_json({})
 
     @router.post("/chats/{chat}/restore")
     async def restore_chat(owner: Owner, chat: str) -> Response:
-        return _json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
+        return as_json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
 
     @router.post("/chats/{chat}/duplicate")
     async def duplicate(owner: Owner, chat: str, body: At) -> Response:
-        return _json(await chats.duplicate(owner, chat, body.turn))
+        return as_json(await chats.duplicate(owner, chat, body.turn))
 
     @router.get("/chats/{chat}/export")
     async def export_chat(
@@ -264,15 +264,15 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             kept = chats.store_of(chat)
             parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
         ask = _ask(http, owner, body)
-        return _json(await chats.message(ask, chat, _said(body.text), files, parent))
+        return as_json(await chats.message(ask, chat, _said(body.text), files, parent))
 
     @router.post("/turns/{turn}/retry")
     async def retry(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return _json(await chats.retry(_ask(http, owner, body), turn))
+        return as_json(await chats.retry(_ask(http, owner, body), turn))
 
     @router.post("/turns/{turn}/continue")
     async def proceed(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return _json(await chats.proceed(_ask(http, owner, body), turn))
+        return as_json(await chats.proceed(_ask(http, owner, body), turn))
 
     @router.post("/turns/{turn}/edit")
     async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
@@ -281,25 +281,25 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             old = (await chats.turn(owner, turn)).files
             files = await in_thread(lambda: _files(given, old))
         ask = _ask(http, owner, body)
-        return _json(await chats.edit(ask, turn, _said(body.text), files))
+        return as_json(await chats.edit(ask, turn, _said(body.text), files))
 
     @router.post("/turns/{turn}/choose")
     async def choose(owner: Owner, turn: TurnId) -> Response:
-        return _json(await chats.choose(owner, turn))
+        return as_json(await chats.choose(owner, turn))
 
     @router.post("/turns/{turn}/stop")
     async def stop(owner: Owner, turn: TurnId) -> Response:
         await chats.turn(owner, turn)
         chats.jobs.stop(turn)
-        return _json({})
+        return as_json({})
 
     @router.delete("/turns/{turn}")
     async def delete_turn(owner: Owner, turn: TurnId) -> Response:
-        return _json(await chats.delete_turn(owner, turn))
+        return as_json(await chats.delete_turn(owner, turn))
 
     @router.post("/turns/{turn}/restore")
     async def restore_turn(owner: Owner, turn: TurnId) -> Response:
-        return _json(await chats.restore_turn(owner, turn))
+        return as_json(await chats.restore_turn(owner, turn))
 
     @router.get("/turns/{turn}/files/{number}")
     async def read_file(owner: Owner, turn: TurnId, number: int) -> Response:
@@ -308,7 +308,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             raise ApiError(
                 f"this message has {len(files)} files, and none with number {number}", 404
             )
-        return _json(files[number])
+        return as_json(files[number])
 
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
@@ -322,31 +322,31 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     @router.post("/turns/{turn}/race")
     async def race_turn(http: Request, owner: Owner, turn: TurnId, body: Race) -> Response:
         ask = _ask(http, owner, body)
-        return _json({"race": await chats.race_turn(ask, turn, body.methods, body.rounds)})
+        return as_json({"race": await chats.race_turn(ask, turn, body.methods, body.rounds)})
 
     @router.post("/race")
     async def race_text(http: Request, owner: Owner, body: RaceOnText) -> Response:
         ask = _ask(http, owner, body)
-        return _json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
+        return as_json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
 
     @router.delete("/races/{race}")
     async def stop_race(owner: Owner, race: str) -> Response:
         chats.races.stop(owner, race)
-        return _json({})
+        return as_json({})
 
     # Presets
 
     @router.post("/presets")
     async def save_preset(owner: Owner, body: NewPreset) -> Response:
         settings_of(body.settings, backend)
-        return _json(
+        return as_json(
             asdict(await in_thread(lambda: store.save_preset(owner, body.name, body.settings)))
         )
 
     @router.delete("/presets")
     async def delete_preset(owner: Owner, body: OldPreset) -> Response:
         await in_thread(lambda: store.delete_preset(owner, body.id))
-        return _json({})
+        return as_json({})
 
     return router
 
@@ -360,12 +360,13 @@ def _imports(chats: Chats) -> APIRouter:
         text = (await http.body()).decode("utf-8", "replace")
         found = await in_thread(lambda: chats.kept.import_(owner, text))
         told = [chats.tell(chat) for chat in found.chats]
-        return _json({"chats": told, "n_known": found.n_known, "refused": found.refused})
+        return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
 
     return router
 
 
-def _json(data: Any) -> Response:
+def as_json(data: Any) -> Response:
+    """The data as an answer."""
     return Response(encoded(dumps(data)), media_type="application/json")
 
 
