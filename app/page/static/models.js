@@ -166,12 +166,14 @@ function modelFacts({ shape, fit, speeds, is_here }) {
   return parts;
 }
 
+function modelButton({ name, title }, label, action, attributes) {
+  const names = { "aria-label": `${label}: ${title}`, "data-key": `${label} ${name}` };
+  return button(label, tried(action, modelError), { ...names, ...attributes });
+}
+
 function modelActions(model) {
   const { name, transfer } = model;
-  const act = (label, action, attributes = {}) => {
-    const key = { "aria-label": `${label}: ${model.title}`, "data-key": `${label} ${name}` };
-    return h("button", { type: "button", onclick: tried(action, modelError), ...key, ...attributes }, label);
-  };
+  const act = (...given) => modelButton(model, ...given);
   const loading = server.status?.loading;
   if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
   if (isUnderWay(transfer)) {
@@ -212,10 +214,7 @@ function modelSpec(model) {
 function modelDetails(model) {
   const { name, shape, fit, speeds, faster } = model;
   const line = (text) => text && h("p", { class: "quiet" }, text);
-  const button = (label, action) => {
-    const key = { "data-key": `${label} ${name}` };
-    return h("button", { type: "button", onclick: tried(action, modelError), ...key }, label);
-  };
+  const act = (...given) => modelButton(model, ...given);
   const form = [
     shape.architecture,
     shape.n_layer && `${shape.n_layer} layers`,
@@ -227,15 +226,15 @@ function modelDetails(model) {
     speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
     speeds.auto && `auto ${Math.round(speeds.auto)} tokens/s`,
   ].filter(Boolean);
-  const changes = (fit?.changes ?? []).map((change) => button(change.text, () => applyChange(change)));
+  const changes = (fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change)));
   if (fit?.fits === false && model.repo && !hubList) {
-    changes.push(button("See other quantisations", () => readHub(model.repo)));
+    changes.push(act("See other quantisations", () => readHub(model.repo)));
   }
   const row = [
-    isLoaded(model) && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
-    isLoaded(model) && button("Load again", () => loadModel(modelSpec(model))),
-    faster && button(`Convert to ${faster.file_type}`, () => convertModel(model)),
-    model.is_here && model.can_delete && button("Delete…", () => confirmModelDelete(model)),
+    isLoaded(model) && act(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
+    isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
+    faster && act(`Convert to ${faster.file_type}`, () => api("POST", "/models/convert", { name })),
+    model.is_here && model.can_delete && act("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
     "div",
@@ -316,56 +315,34 @@ async function measureModel() {
   await api("POST", "/models/measure");
 }
 
-const convertModel = ({ name }) => api("POST", "/models/convert", { name });
-
 function confirmModelDelete({ name, title, is_here, shape, transfer }) {
   const takes = inSize(is_here || !transfer ? shape.n_bytes : transfer.done);
-  const dialog = openDialog(
-    is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?",
-    h("p", {}, `${title} takes ${takes} on disk. Deleting it cannot be undone.`),
-    h(
-      "div",
-      { class: "row answers" },
-      h(
-        "button",
-        {
-          type: "button",
-          class: "primary",
-          onclick: tried(async () => {
-            dialog.close();
-            const { freed } = await api("DELETE", "/models/files", { name });
-            notify(`Deleted ${title}: ${inSize(freed)} are free again`);
-          }, modelError),
-        },
-        "Delete",
-      ),
-      h("button", { type: "button", onclick: () => dialog.close() }, "Keep"),
-    ),
-  );
+  const question = is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?";
+  const text = `${title} takes ${takes} on disk. Deleting it cannot be undone.`;
+  askWhether(question, text, "Delete", "Keep", async () => {
+    const { freed } = await api("DELETE", "/models/files", { name });
+    notify(`Deleted ${title}: ${inSize(freed)} are free again`);
+  });
+}
+
+function askWhether(question, text, yes, no, action) {
+  const act = tried(() => (dialog.close(), action()), modelError);
+  const answers = [button(yes, act, { class: "primary" }), button(no, () => dialog.close())];
+  const dialog = openDialog(question, h("p", {}, text), h("div", { class: "row answers" }, ...answers));
 }
 
 // A method needs something that is not loaded, and models.txt pairs it with the model.
 function offerMissing(method, { setting, offer }) {
   const { spec, name } = server.status.model;
   const load = () => {
-    dialog.close();
     changeSettings({ method, parameters: {} });
     const { model, draft_model, heads, n_ctx, kv_type } = spec;
     const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
     loadWith = { n_ctx, kv_type };
-    loadModel({ model, draft_model, heads, ...beside });
+    return loadModel({ model, draft_model, heads, ...beside });
   };
   const text =
     `Load ${name} again with ${offer.join(", ")}? ` +
     "A file that is not on this machine is downloaded first.";
-  const dialog = openDialog(
-    `The method ${titleOf(method)} needs ${NEEDS[setting]}`,
-    h("p", {}, text),
-    h(
-      "div",
-      { class: "row answers" },
-      h("button", { type: "button", class: "primary", onclick: load }, "Load"),
-      h("button", { type: "button", onclick: () => dialog.close() }, "Not now"),
-    ),
-  );
+  askWhether(`The method ${titleOf(method)} needs ${NEEDS[setting]}`, text, "Load", "Not now", load);
 }
