@@ -39,12 +39,10 @@ class Ask:
     """Who asks for a reply, and with what.
 
     settings  as JSON; None: the chat's
-    memory    as in ``ChatRequest``
     """
 
     owner: str
     settings: Mapping[str, Any] | None = None
-    memory: str = ""
 
 
 class Chats:
@@ -339,7 +337,7 @@ class Chats:
             settings.thinking,
             settings.leave_out,
             left_out,
-            memory=None if is_incognito else ask.memory,
+            memory=None if is_incognito else ask.owner,
             on_disk=not is_incognito,
             record=True,
         )

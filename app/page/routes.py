@@ -19,7 +19,6 @@ from starlette.responses import StreamingResponse
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.json_text import dumps
-from app.api.service import memory_of
 from app.page import steps
 from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
 from app.page.feed import encoded
@@ -257,30 +256,30 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Turns
 
     @router.post("/chats/{chat}/messages")
-    async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
+    async def message(owner: Owner, chat: str, body: Message) -> Response:
         files = await in_thread(lambda: _files(body.files, ()))
         parent = body.parent
         if "parent" not in body.model_fields_set:
             kept = chats.store_of(chat)
             parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
-        ask = _ask(http, owner, body)
+        ask = Ask(owner, body.settings)
         return as_json(await chats.message(ask, chat, _said(body.text), files, parent))
 
     @router.post("/turns/{turn}/retry")
-    async def retry(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return as_json(await chats.retry(_ask(http, owner, body), turn))
+    async def retry(owner: Owner, turn: TurnId, body: Reply) -> Response:
+        return as_json(await chats.retry(Ask(owner, body.settings), turn))
 
     @router.post("/turns/{turn}/continue")
-    async def proceed(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return as_json(await chats.proceed(_ask(http, owner, body), turn))
+    async def proceed(owner: Owner, turn: TurnId, body: Reply) -> Response:
+        return as_json(await chats.proceed(Ask(owner, body.settings), turn))
 
     @router.post("/turns/{turn}/edit")
-    async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
+    async def edit(owner: Owner, turn: TurnId, body: Edit) -> Response:
         given, files = body.files, None
         if given is not None:
             old = (await chats.turn(owner, turn)).files
             files = await in_thread(lambda: _files(given, old))
-        ask = _ask(http, owner, body)
+        ask = Ask(owner, body.settings)
         return as_json(await chats.edit(ask, turn, _said(body.text), files))
 
     @router.post("/turns/{turn}/choose")
@@ -320,13 +319,13 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Races
 
     @router.post("/turns/{turn}/race")
-    async def race_turn(http: Request, owner: Owner, turn: TurnId, body: Race) -> Response:
-        ask = _ask(http, owner, body)
+    async def race_turn(owner: Owner, turn: TurnId, body: Race) -> Response:
+        ask = Ask(owner, body.settings)
         return as_json({"race": await chats.race_turn(ask, turn, body.methods, body.rounds)})
 
     @router.post("/race")
-    async def race_text(http: Request, owner: Owner, body: RaceOnText) -> Response:
-        ask = _ask(http, owner, body)
+    async def race_text(owner: Owner, body: RaceOnText) -> Response:
+        ask = Ask(owner, body.settings)
         return as_json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
 
     @router.delete("/races/{race}")
@@ -377,10 +376,6 @@ def _download(parts: Iterator[str], name: str, kind: str) -> Response:
         "cache-control": "no-store",
     }
     return StreamingResponse(parts, headers=headers, media_type=kind)
-
-
-def _ask(http: Request, owner: str, body: Reply) -> Ask:
-    return Ask(owner, body.settings, memory_of(http))
 
 
 def _said(text: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from app.page.files import File, size_of, with_files
+from app.page.files import size_of, with_files
 
-FOX = File("fox.txt", "The fox.\nThe hen.")
-HEN = File("hen.md", "```\nhen()\n```", leads=False)
+FOX = {"name": "fox.txt", "text": "The fox.\nThe hen.", "leads": True}
+HEN = {"name": "hen.md", "text": "```\nhen()\n```", "leads": False}
 FOX_READ = "fox.txt:\n```\nThe fox.\nThe hen.\n```"
 HEN_READ = "hen.md:\n````\n```\nhen()\n```\n````"
 
