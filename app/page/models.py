@@ -128,10 +128,8 @@ class ModelList:
         model, view = self._backend.status().model, self._view(asked)
         return {
             "models": [self._model(one, view) for one in self.entries().values()],
-            "memory": {"main": view.memory.main, "devices": view.memory.devices},
             "computed_by": model.computed_by if model is not None else "",
             "is_measuring": self._is_measuring,
-            "spec": asdict(self._spec if model is None else model.spec),
         }
 
     def hub(self, text: str, asked: Wanted) -> Json:
