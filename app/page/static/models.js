@@ -28,19 +28,10 @@ async function openModels() {
     if (hubList) await readHub(hubList.repo);
   }, modelError);
   n_ctx.onchange = kv_type.onchange = change;
-  const placeholder = "owner/repository on the Hub";
-  const repo = h("input", { "aria-label": "Repository on the Hub", placeholder });
-  const search = h("form", {}, repo, h("button", {}, "List files"));
-  search.onsubmit = (event) => {
-    event.preventDefault();
-    tried(() => readHub(repo.value), modelError)();
-  };
-  const path = h("input", { "aria-label": "Path or name of a model", placeholder: "Path of a .gguf file" });
-  const byPath = h("form", {}, path, h("button", {}, "Load"));
-  byPath.onsubmit = (event) => {
-    event.preventDefault();
-    if (path.value.trim()) loadModel({ model: path.value, draft_model: null, heads: [] });
-  };
+  const search = lineForm("Repository on the Hub", "owner/repository on the Hub", "List files", readHub);
+  const byPath = lineForm("Path or name of a model", "Path of a .gguf file", "Load", (model) =>
+    loadModel({ model, draft_model: null, heads: [] }),
+  );
   const dialog = openDialog(
     "Models",
     h("p", { class: "quiet", id: "computed-by" }),
@@ -59,6 +50,16 @@ async function openModels() {
   dialog.classList.add("wide", "models");
   dialog.addEventListener("close", () => (modelList = hubList = null));
   await tried(readModels, modelError)();
+}
+
+function lineForm(label, placeholder, verb, action) {
+  const line = h("input", { "aria-label": label, placeholder });
+  const form = h("form", {}, line, h("button", {}, verb));
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    if (line.value.trim()) tried(() => action(line.value), modelError)();
+  };
+  return form;
 }
 
 const modelError = () => $("#models-error") ?? $("#alert");
@@ -114,7 +115,8 @@ function showModels() {
   setText($("#load-error"), server.status?.error ?? "");
   const groups = [
     ["On this machine", modelList.models.filter((one) => one.is_here)],
-    ["Known, to download", modelList.models.filter((one) => !one.is_here)],
+    ["Downloads", modelList.models.filter((one) => !one.is_here && one.transfer)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.transfer)],
   ];
   modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
   $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
