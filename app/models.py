@@ -36,12 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(entries: Iterable[ModelEntry], default: str) -> str:
-    """One line per model: name; ``default``, ``here`` (downloaded) or nothing; description."""
-    rows = [
-        (e.name, "default" if e.name == default else "here" if is_local(e) else "", e.description)
-        for e in entries
-    ]
+    """One line per model: name; ``default``, ``here`` (downloaded) or the download's size;
+    description."""
+    rows = [(e.name, _state(e, default), e.description) for e in entries]
     width = max((len(name) for name, _, _ in rows), default=0)
     return "\n".join(
         f"{name:{width}}  {state:7}  {description}" for name, state, description in rows
     )
+
+
+def _state(entry: ModelEntry, default: str) -> str:
+    if entry.name == default:
+        return "default"
+    if is_local(entry):
+        return "here"
+    return f"{entry.n_bytes / 1e9:.2g} GB" if entry.n_bytes else ""

@@ -24,13 +24,17 @@ _WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idl
 
 
 class Place:
-    """A slot with its cache, and the text that is there now, or None."""
+    """A slot with its cache, and the text that is there now, or None.
+
+    on_disk  whether what is cached may go to disk
+    """
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.cache = SequenceCache(slot)
         self.text: Text | None = None
         self.used = 0.0  # when its last text ended
+        self.on_disk = True
 
 
 class Places:
@@ -113,12 +117,14 @@ class Places:
             if self.runtime.context.copy_in(chosen.slot.first, idle.state):
                 chosen.cache.tokens = list(idle.tokens)
                 chosen.cache.saved = list(idle.saved or ())
+                chosen.on_disk = idle.on_disk
                 self.idle.use(idle, whole=n_idle == len(idle.tokens))
         elif common[chosen] < common[best]:
             self._drop(chosen)
             chosen.slot.share(best.slot, common[best])
             self.resources_of(chosen).share_text(self.resources_of(best), common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
+            chosen.on_disk = best.on_disk
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
         resources = self.runtime.resources
@@ -187,7 +193,7 @@ class Places:
         if self._is_copied_whole(len(cache.tokens)):
             saved = None if self.can_rewind else list(cache.saved)
             copy = partial(self.runtime.context.copy_out, place.slot.first)
-            self.idle.put(cache.tokens, copy, saved)
+            self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk)
         cache.truncate(0)
         self.resources_of(place).forget_text()
 

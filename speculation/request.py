@@ -19,6 +19,7 @@ class Request:
     opening     the opening mark of the reasoning if the prompt ends with it; else empty
     reuse       whether what is cached of the prompt is taken over
     record      whether the text keeps its steps
+    on_disk     whether an engine that keeps texts on disk may keep this one
     scored      called in the engine's thread with the log probabilities of the prompt's next tokens
                 as they are read, the second first; ``logprobs`` says of how many likely tokens, too
     """
@@ -37,6 +38,7 @@ class Request:
     opening: str = ""
     reuse: bool = True
     record: bool = False
+    on_disk: bool = True
     scored: Callable[[Sequence[TokenLogprobs]], object] | None = None
 
     def __post_init__(self) -> None:

@@ -188,6 +188,7 @@ class Scheduler:
         text.tell_waiting(0)
         verifier = request.method.verifier(resources)
         text.start(place.cache, drafters, verifier, sampler)
+        place.on_disk = request.on_disk  # what is cached now begins this text
         return True
 
     def _may_draft(self, request: Request) -> bool:

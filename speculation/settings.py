@@ -38,6 +38,7 @@ class Settings(TypedDict, total=False):
                 another name is that of one client, None is none
     record      keep each step in ``Text.steps``: its drafts, who drafted them, which were accepted,
                 and the time of its phases
+    on_disk     False: the text stays in memory also if the engine keeps texts on disk
     """
 
     method: str | Method | MethodSpec
@@ -51,6 +52,7 @@ class Settings(TypedDict, total=False):
     prediction: str | Sequence[int]
     memory: str | None
     record: bool
+    on_disk: bool
 
 
 # What other programs call these settings.

@@ -1,6 +1,6 @@
-"""Downloads and conversions of models as jobs of the server: one at a time, in a thread.
+"""Downloads and conversions of models as jobs of the server: one at a time, each in a thread.
 
-A download that is paused keeps the part it has; the registry resumes and verifies it.
+What a paused or failed download leaves is a file of the registry's, which resumes and verifies it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from speculation.registry import resolve
 from speculation.registry.conversion import converted_path
 
 WAITING, RUNNING, PAUSED, FAILED, DONE = "waiting", "running", "paused", "failed", "done"
-_LAST = (PAUSED, FAILED, DONE)  # nothing more happens to it
 
 
 @dataclass(frozen=True)
@@ -43,138 +41,123 @@ class _Paused(Exception):
     """Raised within a download to end it."""
 
 
+@dataclass
+class _Job:
+    transfer: Transfer
+    source: Path | None  # of a conversion
+    is_paused: bool = False
+    process: subprocess.Popen[str] | None = None
+
+
 class Transfers:
-    """All of them by name, since the server started. ``tell`` is called with each change, in the
-    thread that makes it."""
+    """Those that wait, run or failed, by name. ``tell`` is called with each change, in the thread
+    that makes it; those that were paused or are done are only told."""
 
     def __init__(self, tell: Callable[[Transfer], object]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
-        self._known: dict[str, Transfer] = {}
-        self._waiting: deque[tuple[str, Path | None]] = deque()
-        self._has_thread = False
-        self._converting: subprocess.Popen[str] | None = None
+        self._turn = threading.Lock()  # of the one that runs
+        self._jobs: dict[str, _Job] = {}
 
     def known(self) -> dict[str, Transfer]:
         with self._lock:
-            return dict(self._known)
+            return {name: job.transfer for name, job in self._jobs.items()}
 
     def download(self, name: str) -> None:
         """Start or resume a download, after those before it."""
-        self._start(Transfer(name, WAITING), None)
+        self._start(_Job(Transfer(name, WAITING), None))
 
     def convert(self, name: str, source: Path, file_type: str) -> None:
         """Start the conversion of a model's file."""
-        self._start(Transfer(name, WAITING, file_type=file_type), source)
+        self._start(_Job(Transfer(name, WAITING, file_type=file_type), source))
 
     def pause(self, name: str) -> None:
         """Pause a download; end a conversion, of which nothing is kept."""
         with self._lock:
-            found = self._known.get(name)
-            if found is None or found.state in _LAST:
+            job = self._jobs.get(name)
+            if job is None or job.transfer.state == FAILED:
                 return
-            self._known[name] = found = replace(found, state=PAUSED)
-            self._waiting = deque(one for one in self._waiting if one[0] != name)
-            if found.file_type and self._converting is not None:
-                self._converting.terminate()
-        self._tell(found)
+            del self._jobs[name]
+            job.is_paused = True
+            if job.process is not None:
+                job.process.terminate()
+        self._tell(replace(job.transfer, state=PAUSED))
 
     def forget(self, name: str) -> None:
-        """Forget what came of a transfer."""
+        """Forget why a transfer failed."""
         with self._lock:
-            found = self._known.get(name)
-            if found is not None and found.state in _LAST:
-                del self._known[name]
+            if name in self._jobs and self._jobs[name].transfer.state == FAILED:
+                del self._jobs[name]
 
-    def _start(self, transfer: Transfer, source: Path | None) -> None:
+    def _start(self, job: _Job) -> None:
+        name = job.transfer.name
+        self.forget(name)
         with self._lock:
-            before = self._known.get(transfer.name)
-            if before is not None and before.state not in _LAST:
+            if name in self._jobs:
                 return
-            if before is not None and before.state == PAUSED and not transfer.file_type:
-                transfer = replace(transfer, done=before.done, total=before.total)
-            self._known[transfer.name] = transfer
-            self._waiting.append((transfer.name, source))
-            starts, self._has_thread = not self._has_thread, True
-        self._tell(transfer)
-        if starts:
-            threading.Thread(target=self._run, name="transfers", daemon=True).start()
+            self._jobs[name] = job
+        self._tell(job.transfer)
+        threading.Thread(target=self._run, args=[job], name="transfer", daemon=True).start()
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._has_thread = False
-                    return
-                name, source = self._waiting.popleft()
-            with suppress(_Paused):
-                self._transfer(name, source)
-
-    def _transfer(self, name: str, source: Path | None) -> None:
-        try:
-            self._change(name, state=RUNNING)
-            if source is None:
-                resolve(name, bar=lambda **given: _Bar(self, name, int(given["total"] or 0)))
+    def _run(self, job: _Job) -> None:
+        with suppress(_Paused), self._turn:
+            self._change(job, state=RUNNING)
+            try:
+                if job.source is None:
+                    name = job.transfer.name
+                    resolve(name, bar=lambda **given: _Bar(self, job, int(given["total"] or 0)))
+                else:
+                    self._convert(job, job.source)
+            except (SpeculationError, OSError) as error:
+                self._change(job, state=FAILED, error=str(error))
             else:
-                self._convert(name, source)
-            self._change(name, state=DONE)
-        except _Paused:
-            raise
-        except (SpeculationError, OSError) as error:
-            self._change(name, state=FAILED, error=str(error))
-        except Exception as error:  # the next one must still run
-            reason = f"unexpected {type(error).__name__}: {error}"
-            self._change(name, state=FAILED, error=reason)
+                self._change(job, state=DONE)
 
-    def _convert(self, name: str, source: Path) -> None:
+    def _convert(self, job: _Job, source: Path) -> None:
         """Convert in a process of its own, which llama.cpp may end."""
-        file_type = self._known[name].file_type
+        file_type = job.transfer.file_type
         target = converted_path(source, file_type)
         target.parent.mkdir(parents=True, exist_ok=True)
         module = "speculation.registry.conversion"
         command = [sys.executable, "-m", module, str(source), str(target), file_type]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            self._converting = process
-            try:
-                _, told = process.communicate()
-            finally:
-                self._converting = None
+            job.process = process
+            if job.is_paused:
+                process.terminate()
+            _, told = process.communicate()
         if process.returncode:
             for part in target.parent.glob(f"{target.name}.*.part"):
                 part.unlink(missing_ok=True)
-            self._check(name)
             reason = (told.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
             raise OSError(f"The conversion failed: {reason}")
 
-    def _check(self, name: str) -> None:
-        if self._known[name].state == PAUSED:
-            raise _Paused
-
-    def _change(self, name: str, **fields: Any) -> None:
+    def _change(self, job: _Job, **fields: Any) -> None:
         """Publish a change. Raises _Paused if the user has paused it meanwhile."""
         with self._lock:
-            self._check(name)
-            self._known[name] = changed = replace(self._known[name], **fields)
-        self._tell(changed)
+            if job.is_paused:
+                raise _Paused
+            job.transfer = replace(job.transfer, **fields)
+            if job.transfer.state == DONE:
+                del self._jobs[job.transfer.name]
+        self._tell(job.transfer)
 
-    def advance(self, name: str, done: int, total: int) -> None:
+    def advance(self, job: _Job, done: int, total: int) -> None:
         """A download has come so far. Raises _Paused."""
-        self._check(name)
-        before = self._known[name]
-        permille = total // 1000 or 1
-        if before.total != total or done // permille != before.done // permille or done == total:
-            self._change(name, state=RUNNING, done=done, total=total)
+        before, permille = job.transfer, total // 1000 or 1
+        is_news = before.total != total or done // permille != before.done // permille
+        if is_news or done == total or job.is_paused:
+            self._change(job, done=done, total=total)
 
 
 class _Bar:
     """A file's progress bar, as the registry wants it."""
 
-    def __init__(self, transfers: Transfers, name: str, total: int) -> None:
-        self._transfers, self._name, self._total, self._done = transfers, name, total, 0
+    def __init__(self, transfers: Transfers, job: _Job, total: int) -> None:
+        self._transfers, self._job, self._total, self._done = transfers, job, total, 0
 
     def update(self, n: float, /) -> None:
         self._done += int(n)
-        self._transfers.advance(self._name, self._done, self._total)
+        self._transfers.advance(self._job, self._done, self._total)
 
     def close(self) -> None:
         pass

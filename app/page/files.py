@@ -1,43 +1,24 @@
-"""Files attached to a message: how the model reads them and how the browser sends them.
-
-Knows nothing of conversations, Gradio or HTML.
-"""
+"""Files attached to a message: how the model reads them, and the text of a PDF."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
 from pypdf import PdfReader
 
+from app.store.exports import quoted
+
 MOST_TEXT = 1_000_000  # characters of a PDF
-_FENCES = re.compile("`{3,}")
 
 
-@dataclass(frozen=True)
-class File:
-    """A text file attached to a message. It ``leads`` if it comes before the message's text."""
-
-    name: str
-    text: str
-    leads: bool = True
-
-
-def with_files(text: str, files: Sequence[File]) -> str:
-    """The message as the model reads it: its text, and each file as a code block."""
-    before = "".join(_quoted(file) for file in files if file.leads)
-    after = "".join(_quoted(file) for file in files if not file.leads)
-    body = f"{text}\n\n" if text and after else text
-    return f"{before}{body}{after}".strip("\n") if files else text
-
-
-def _quoted(file: File) -> str:
-    """The file's name and a code block whose fence is longer than any in its text."""
-    fence = "`" * (1 + max((len(found) for found in _FENCES.findall(file.text)), default=2))
-    return f"{file.name}:\n{fence}\n{file.text}\n{fence}\n\n"
+def with_files(text: str, files: Sequence[Mapping[str, Any]]) -> str:
+    """The message as the model reads it: its text, and each file as a code block. One that
+    ``leads`` comes before the text."""
+    before = [quoted(file["name"], file["text"]) for file in files if file.get("leads", True)]
+    after = [quoted(file["name"], file["text"]) for file in files if not file.get("leads", True)]
+    return "\n\n".join(filter(None, [*before, text, *after])).strip("\n") if files else text
 
 
 class UnreadableFile(Exception):
@@ -60,11 +41,6 @@ def text_of_pdf(name: str, data: bytes) -> str:
     if not n_characters:
         raise UnreadableFile(f"{name} has no text. If its pages are pictures, paste their text.")
     return "\n\n".join(filter(None, found))
-
-
-def read_files(data: Iterable[Any]) -> tuple[File, ...]:
-    """Files from the browser's JSON. Raises KeyError or TypeError if the data is invalid."""
-    return tuple(File(str(file["name"]), str(file["text"]), bool(file["leads"])) for file in data)
 
 
 def size_of(text: str) -> str:

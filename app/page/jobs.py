@@ -26,7 +26,6 @@ from app.store.records import State
 from app.worker.backend import Backend
 from app.worker.events import Events, failed
 from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps, Tokens
-from speculation.drafter import BASELINE
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ class Job:
     reply: Reply
     prompt: Prompt
     request: ChatRequest
+    events: Events = field(init=False)
     records: list[StepRecord] = field(default_factory=list)
     shown: Shown = field(default_factory=Shown)
     trouble: str = ""
@@ -110,16 +110,14 @@ class Jobs:
         self._feed = feed
         self._on_end = on_end
         self._speeds = speeds
-        self._jobs: dict[str, tuple[Job, Events]] = {}  # by chat
+        self._jobs: dict[str, Job] = {}  # by chat
         self._reserved: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._plain_speeds: dict[int, float] = {}  # tokens per second, by the model's load
         self._is_closed = False
 
     def of(self, chat: str) -> Job | None:
-        found = self._jobs.get(chat)
-        return found[0] if found is not None else None
+        return self._jobs.get(chat)
 
     def running(self, chat: str) -> int | None:
         """The turn that is being generated in a chat."""
@@ -141,20 +139,20 @@ class Jobs:
     def start(self, job: Job) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            events = self._backend.reply(job.request)
+            job.events = self._backend.reply(job.request)
         except Exception as error:  # the turn is there already, and says why it has no text
             log.exception("a reply could not be asked for")
-            events = failed(f"Unexpected {type(error).__name__}: {error}", "error")
-        self._jobs[job.chat] = job, events
-        task = asyncio.ensure_future(self._run(job, events))
+            job.events = failed(f"Unexpected {type(error).__name__}: {error}", "error")
+        self._jobs[job.chat] = job
+        task = asyncio.ensure_future(self._run(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def stop(self, turn: int) -> None:
         """Stop the reply ``turn``, if it is being generated."""
-        for job, events in self._jobs.values():
+        for job in self._jobs.values():
             if job.turn == turn:
-                events.close()
+                job.events.close()
 
     def close(self) -> None:
         """Save the running replies as interrupted. Called at the server's end, from another
@@ -168,13 +166,13 @@ class Jobs:
 
     async def _interrupt(self) -> None:
         self._is_closed = True
-        for job, _ in list(self._jobs.values()):
+        for job in list(self._jobs.values()):
             await self._save(job, "done" if job.is_over else "interrupted", is_last=True)
 
-    async def _run(self, job: Job, events: Events) -> None:
+    async def _run(self, job: Job) -> None:
         saving = asyncio.ensure_future(self._keep_saving(job))
         try:
-            await self._follow(job, events)
+            await self._follow(job)
         except Exception as error:
             log.exception("a reply's job failed")
             job.reply.error = f"Unexpected {type(error).__name__}: {error}"
@@ -188,10 +186,10 @@ class Jobs:
             await self._on_end(job)
         await saving
 
-    async def _follow(self, job: Job, events: Events) -> None:
+    async def _follow(self, job: Job) -> None:
         """Show the reply until it ends."""
         clock = asyncio.get_running_loop().time
-        events.hand_over(job.take)
+        job.events.hand_over(job.take)
         try:
             notice, mark = job.reply.notice, job.mark
             is_over = False
@@ -209,7 +207,7 @@ class Jobs:
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
-            events.close()
+            job.events.close()
 
     async def _finish(self, job: Job) -> None:
         """Say what came of the reply, and save it, however long that takes."""
@@ -218,12 +216,8 @@ class Jobs:
             kept_steps = await asyncio.to_thread(self._summed_up, job)
         except Exception:  # nothing keeps the text from being saved
             log.exception("a reply cannot be summed up")
-        while (trouble := await self._save(job, "done")) and not self._is_closed:
-            if trouble != job.trouble:
-                job.trouble = trouble
-                self._publish(job, {"set": {"error": trouble}})
+        while not (await self._save(job, "done") or self._is_closed):
             await asyncio.sleep(SAVE_SECONDS)
-        job.trouble = ""
         if kept_steps and not self._is_closed:
             with suppress(StoreError):  # the text is kept, and that is what counts
                 await asyncio.to_thread(job.store.save_steps, job.turn, kept_steps)
@@ -235,14 +229,11 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        load = done.model.load if done.model is not None else 0
-        if done.method == BASELINE and done.decode_seconds >= outcome.LEAST_SECONDS:
-            self._plain_speeds[load] = outcome.speed(done)
         found = outcome.outcome(
             done,
             job.records,
             job.prompt.said,
-            plain_speed=self._plain_speeds.get(load, 0.0),
+            plain_speed=self._speeds.plain(),
             n_left_out=reply.left_out.n_turns,
         )
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
@@ -253,26 +244,25 @@ class Jobs:
         while not job.is_over:
             await asyncio.sleep(SAVE_SECONDS)
             if job.has_unsaved and not job.is_over:
-                trouble, before = await self._save(job, "running"), job.trouble
-                if trouble != before and not job.is_over:
-                    job.trouble = trouble
-                    self._publish(job, {"set": {"error": trouble}})
+                await self._save(job, "running")
 
-    async def _save(self, job: Job, state: State, *, is_last: bool = False) -> str:
-        """Save the reply; returns why that failed, or nothing."""
+    async def _save(self, job: Job, state: State, *, is_last: bool = False) -> bool:
+        """Save the reply, or say in it why that is not possible; returns whether it was saved."""
         async with job.saving:  # so that no older save comes after a newer one
             if self._is_closed and not is_last:
-                return ""
-            job.has_unsaved = False
+                return True
+            job.has_unsaved, trouble = False, ""
             kept = job.reply.text, job.reply.as_json(), state
             try:
                 await asyncio.to_thread(job.store.save_reply, job.turn, *kept)
             except NoSuchChat:
                 log.warning("turn %d was deleted while it was written", job.turn)
             except StoreError as error:
-                job.has_unsaved = True
-                return str(error)
-            return ""
+                job.has_unsaved, trouble = True, str(error)
+            if trouble != job.trouble:
+                job.trouble = trouble
+                self._publish(job, {"set": {"error": trouble}})
+            return not trouble
 
     def move_mark(self, owner: str, chat: str, before: Mark, now: Mark) -> None:
         """Publish that the prompt begins with another turn."""

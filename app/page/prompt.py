@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.page.files import read_files, with_files
+from app.page.files import with_files
 from app.store import Turn
 from app.worker.messages import LeftOut
 from speculation.chat.reasoning import answer_of
@@ -57,7 +57,7 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
             continue
         if waiting is not None:
             starts.append(waiting.id)
-            content = with_files(waiting.text, read_files(waiting.files))
+            content = with_files(waiting.text, waiting.files)
             messages.append({"role": "user", "content": content})
             waiting = None
         if turn.role == "assistant":

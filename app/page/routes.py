@@ -6,6 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from html import escape
 from typing import Annotated, Any
@@ -18,7 +19,6 @@ from starlette.responses import StreamingResponse
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.json_text import dumps
-from app.api.service import memory_of
 from app.page import steps
 from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
 from app.page.feed import encoded
@@ -30,6 +30,7 @@ from app.worker.messages import LoadedModel, ModelFacts, Status
 from speculation.registry import RegistryError, read_registry
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
+FILE_SECONDS = 1.0  # between looks at whether another server has changed the chats
 Json = dict[str, Any]
 
 
@@ -117,12 +118,12 @@ async def _compressed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-def _owner(http: Request) -> str:
+def owner_of(http: Request) -> str:
     owners: Owners = http.app.state.owners
     return owners.of(http)
 
 
-Owner = Annotated[str, Depends(_owner)]
+Owner = Annotated[str, Depends(owner_of)]
 
 
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
@@ -134,6 +135,7 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
 def _routes(chats: Chats, owners: Owners) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend = chats.kept, chats.feed, chats.backend
+    version = store.version()
     watching: list[asyncio.Task[None]] = []
     seen = backend.status()
 
@@ -145,7 +147,17 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             feed.publish(None, "status", status_json(now))
         return seen
 
-    async def watch() -> None:
+    async def watch_file() -> None:
+        """Let pages read again what another server of this user has changed."""
+        known = version
+        while True:
+            with suppress(ApiError):  # the file is locked for once
+                if (now := await in_thread(store.version)) != known:
+                    known = now
+                    feed.publish(None, "reset", {})
+            await asyncio.sleep(FILE_SECONDS)
+
+    async def watch_status() -> None:
         while True:
             status()
             await asyncio.sleep(STATUS_SECONDS)
@@ -157,7 +169,6 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         presets = await in_thread(lambda: store.presets(owner))
         found = {
             "owner": owner,
-            "incognito": True,
             "status": status_json(shown),
             "methods": [asdict(method) for method in backend.methods()],
             "presets": [asdict(preset) for preset in presets],
@@ -173,7 +184,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def events(http: Request, owner: Owner, after: str = "") -> Response:
         last = http.headers.get("last-event-id", after)
         if not watching:
-            watching.append(asyncio.ensure_future(watch()))
+            watching.extend(map(asyncio.ensure_future, (watch_status(), watch_file())))
         return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
 
     # Chats
@@ -188,17 +199,17 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         found = await in_thread(
             lambda: store.chats(owner, folder=folder, before=before, limit=limit)
         )
-        return _json({"chats": [chats.as_json(chat) for chat in found]})
+        return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
         hits = await in_thread(lambda: store.search(owner, q))
-        return _json({"hits": [hit_json(chats, hit) for hit in hits]})
+        return as_json({"hits": [hit_json(chats, hit) for hit in hits]})
 
     @router.post("/chats")
     async def new_chat(owner: Owner, body: NewChat) -> Response:
         settings_of(body.settings, backend)
-        return _json(await chats.new(owner, body.settings, incognito=body.incognito))
+        return as_json(await chats.new(owner, body.settings, incognito=body.incognito))
 
     @router.get("/chats/{chat}")
     async def open_chat(
@@ -207,26 +218,29 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         before: TurnId | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = MOST_TURNS,
     ) -> Response:
-        return _json(await chats.open(owner, chat, before, limit))
+        return as_json(await chats.open(owner, chat, before, limit))
 
     @router.patch("/chats/{chat}")
     async def change_chat(owner: Owner, chat: str, body: Change) -> Response:
         if body.settings is not None:
             settings_of(body.settings, backend)
-        return _json(await chats.change(owner, chat, body.model_dump(exclude_none=True)))
+        fields = body.model_dump(exclude_none=True)
+        return as_json(
+            await chats.change(chat, lambda store: store.change_chat(chat, owner, **fields))
+        )
 
     @router.delete("/chats/{chat}")
     async def delete_chat(owner: Owner, chat: str) -> Response:
         await chats.delete(owner, chat)
-        return _json({})
+        return as_json({})
 
     @router.post("/chats/{chat}/restore")
     async def restore_chat(owner: Owner, chat: str) -> Response:
-        return _json(await chats.restore(owner, chat))
+        return as_json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
 
     @router.post("/chats/{chat}/duplicate")
     async def duplicate(owner: Owner, chat: str, body: At) -> Response:
-        return _json(await chats.duplicate(owner, chat, body.turn))
+        return as_json(await chats.duplicate(owner, chat, body.turn))
 
     @router.get("/chats/{chat}/export")
     async def export_chat(
@@ -247,48 +261,49 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Turns
 
     @router.post("/chats/{chat}/messages")
-    async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
+    async def message(owner: Owner, chat: str, body: Message) -> Response:
         files = await in_thread(lambda: _files(body.files, ()))
         parent = body.parent
         if "parent" not in body.model_fields_set:
             kept = chats.store_of(chat)
             parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
-        text = _said(body.text)
-        return _json(await chats.message(owner, chat, text, files, parent, _ask(http, body)))
+        ask = Ask(owner, body.settings)
+        return as_json(await chats.message(ask, chat, _said(body.text), files, parent))
 
     @router.post("/turns/{turn}/retry")
-    async def retry(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return _json(await chats.retry(owner, turn, _ask(http, body)))
+    async def retry(owner: Owner, turn: TurnId, body: Reply) -> Response:
+        return as_json(await chats.retry(Ask(owner, body.settings), turn))
 
     @router.post("/turns/{turn}/continue")
-    async def proceed(http: Request, owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return _json(await chats.proceed(owner, turn, _ask(http, body)))
+    async def proceed(owner: Owner, turn: TurnId, body: Reply) -> Response:
+        return as_json(await chats.proceed(Ask(owner, body.settings), turn))
 
     @router.post("/turns/{turn}/edit")
-    async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
+    async def edit(owner: Owner, turn: TurnId, body: Edit) -> Response:
         given, files = body.files, None
         if given is not None:
             old = (await chats.turn(owner, turn)).files
             files = await in_thread(lambda: _files(given, old))
-        text = _said(body.text)
-        return _json(await chats.edit(owner, turn, text, files, _ask(http, body)))
+        ask = Ask(owner, body.settings)
+        return as_json(await chats.edit(ask, turn, _said(body.text), files))
 
     @router.post("/turns/{turn}/choose")
     async def choose(owner: Owner, turn: TurnId) -> Response:
-        return _json(await chats.choose(owner, turn))
+        return as_json(await chats.choose(owner, turn))
 
     @router.post("/turns/{turn}/stop")
     async def stop(owner: Owner, turn: TurnId) -> Response:
-        await chats.stop(owner, turn)
-        return _json({})
+        await chats.turn(owner, turn)
+        chats.jobs.stop(turn)
+        return as_json({})
 
     @router.delete("/turns/{turn}")
     async def delete_turn(owner: Owner, turn: TurnId) -> Response:
-        return _json(await chats.delete_turn(owner, turn))
+        return as_json(await chats.delete_turn(owner, turn))
 
     @router.post("/turns/{turn}/restore")
     async def restore_turn(owner: Owner, turn: TurnId) -> Response:
-        return _json(await chats.restore_turn(owner, turn))
+        return as_json(await chats.restore_turn(owner, turn))
 
     @router.get("/turns/{turn}/files/{number}")
     async def read_file(owner: Owner, turn: TurnId, number: int) -> Response:
@@ -297,7 +312,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             raise ApiError(
                 f"this message has {len(files)} files, and none with number {number}", 404
             )
-        return _json(files[number])
+        return as_json(files[number])
 
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
@@ -309,33 +324,33 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Races
 
     @router.post("/turns/{turn}/race")
-    async def race_turn(http: Request, owner: Owner, turn: TurnId, body: Race) -> Response:
-        ask = _ask(http, body)
-        return _json({"race": await chats.race_turn(owner, turn, body.methods, body.rounds, ask)})
+    async def race_turn(owner: Owner, turn: TurnId, body: Race) -> Response:
+        ask = Ask(owner, body.settings)
+        return as_json({"race": await chats.race_turn(ask, turn, body.methods, body.rounds)})
 
     @router.post("/race")
-    async def race_text(http: Request, owner: Owner, body: RaceOnText) -> Response:
-        ask = _ask(http, body)
-        return _json({"race": chats.race_text(owner, body.prompt, body.methods, body.rounds, ask)})
+    async def race_text(owner: Owner, body: RaceOnText) -> Response:
+        ask = Ask(owner, body.settings)
+        return as_json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
 
     @router.delete("/races/{race}")
     async def stop_race(owner: Owner, race: str) -> Response:
         chats.races.stop(owner, race)
-        return _json({})
+        return as_json({})
 
     # Presets
 
     @router.post("/presets")
     async def save_preset(owner: Owner, body: NewPreset) -> Response:
         settings_of(body.settings, backend)
-        return _json(
+        return as_json(
             asdict(await in_thread(lambda: store.save_preset(owner, body.name, body.settings)))
         )
 
     @router.delete("/presets")
     async def delete_preset(owner: Owner, body: OldPreset) -> Response:
         await in_thread(lambda: store.delete_preset(owner, body.id))
-        return _json({})
+        return as_json({})
 
     return router
 
@@ -349,12 +364,13 @@ def _imports(chats: Chats) -> APIRouter:
         text = (await http.body()).decode("utf-8", "replace")
         found = await in_thread(lambda: chats.kept.import_(owner, text))
         told = [chats.tell(chat) for chat in found.chats]
-        return _json({"chats": told, "n_known": found.n_known, "refused": found.refused})
+        return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
 
     return router
 
 
-def _json(data: Any) -> Response:
+def as_json(data: Any) -> Response:
+    """The data as an answer."""
     return Response(encoded(dumps(data)), media_type="application/json")
 
 
@@ -365,10 +381,6 @@ def _download(parts: Iterator[str], name: str, kind: str) -> Response:
         "cache-control": "no-store",
     }
     return StreamingResponse(parts, headers=headers, media_type=kind)
-
-
-def _ask(http: Request, body: Reply) -> Ask:
-    return Ask(body.settings, memory_of(http))
 
 
 def _said(text: str) -> str:

@@ -6,14 +6,15 @@ build computed is forgotten.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
 from uuid import uuid4
+
+from pydantic import TypeAdapter
 
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, Done, Failed
@@ -39,6 +40,17 @@ PROMPTS = (
 N_TOKENS = 96  # of each reply that is measured
 
 
+@dataclass
+class _Measured:
+    """Of a model, as ``by`` computed it: tokens and seconds by kind."""
+
+    by: str
+    kinds: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+_KEPT = TypeAdapter(dict[str, _Measured])
+
+
 class Speeds:
     """The speeds by model. May be used by several threads."""
 
@@ -48,12 +60,14 @@ class Speeds:
 
     def of(self, path: Path) -> dict[str, float]:
         """Tokens per second of a model's file: ``prompt``, ``plain`` and ``auto``, if known."""
-        found = _read().get(_key(path), {})
-        return {
-            name: round(value[0] / value[1], 1)
-            for name, value in found.items()
-            if name != "by" and value[1] > 0
-        }
+        found = _read().get(_key(path))
+        kinds = {} if found is None else found.kinds
+        return {kind: round(n / seconds, 1) for kind, (n, seconds) in kinds.items() if seconds > 0}
+
+    def plain(self) -> float:
+        """Tokens per second of plain decoding with the loaded model; 0: not known."""
+        path = self._backend.status().facts.path
+        return self.of(Path(path)).get("plain", 0.0) if path else 0.0
 
     def take(self, done: Done) -> None:
         """Learn from the end of a reply that ran alone."""
@@ -72,12 +86,12 @@ class Speeds:
         key = _key(Path(status.facts.path))
         with self._lock:
             everything = _read()
-            kept = everything.get(key, {})
-            if kept.get("by") != done.model.computed_by:
-                kept = {"by": done.model.computed_by}
+            kept = everything.get(key)
+            if kept is None or kept.by != done.model.computed_by:
+                kept = everything[key] = _Measured(done.model.computed_by)
             for kind, (n, seconds) in news.items():
-                kept[kind] = _added(kept.get(kind, (0, 0.0)), n, seconds)
-            _write({**everything, key: kept})
+                kept.kinds[kind] = _added(kept.kinds.get(kind, (0.0, 0.0)), n, seconds)
+            _write(everything)
 
     def measure(self) -> Iterator[str]:
         """Measure the loaded model, in some seconds; yields what is being measured.
@@ -105,9 +119,9 @@ class Speeds:
                             raise RuntimeError(event.message)
 
 
-def _added(kept: Any, n: int, seconds: float) -> tuple[float, float]:
+def _added(kept: tuple[float, float], n: int, seconds: float) -> tuple[float, float]:
     """The tokens and seconds with those of one more reply."""
-    total = float(kept[0]) + n, float(kept[1]) + seconds
+    total = kept[0] + n, kept[1] + seconds
     factor = min(1.0, MOST_SECONDS / total[1]) if total[1] else 1.0
     return total[0] * factor, total[1] * factor
 
@@ -123,31 +137,18 @@ def _key(path: Path) -> str:
         return path.name
 
 
-def _read() -> dict[str, dict[str, Any]]:
+def _read() -> dict[str, _Measured]:
     """What is kept; empty if there is nothing readable."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
-        return {key: one for key, one in found.items() if _is_entry(one)}
-    except (OSError, ValueError, AttributeError):
+        return _KEPT.validate_json(_file().read_bytes())
+    except (OSError, ValueError):
         return {}
 
 
-def _is_entry(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        name == "by"
-        or (
-            isinstance(pair, list)
-            and len(pair) == 2
-            and all(isinstance(number, int | float) for number in pair)
-        )
-        for name, pair in value.items()
-    )
-
-
-def _write(everything: Mapping[str, Any]) -> None:
+def _write(everything: dict[str, _Measured]) -> None:
     try:
         _file().parent.mkdir(parents=True, exist_ok=True)
         with replacing(_file()) as file:
-            file.write(json.dumps(everything).encode())
+            file.write(_KEPT.dump_json(everything))
     except OSError as error:  # they are measured anew
         log.warning("cannot keep the measured speeds: %s", error)

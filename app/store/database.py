@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.store.records import StoreError
+from app.store.search import split
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -80,6 +81,8 @@ class Database:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
         try:
             connection.row_factory = sqlite3.Row
+            connection.create_function("split", 1, split, deterministic=True)
+            connection.execute("PRAGMA trusted_schema = ON")  # its triggers use that function
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA foreign_keys = ON")
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]

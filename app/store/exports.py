@@ -19,24 +19,21 @@ _TICKS = re.compile("`{3,}")
 
 def as_dict(chat: Chat, turns: Sequence[Turn], steps: Mapping[int, bytes]) -> dict[str, Any]:
     """A chat with all of its turns. They are numbered from 0, parents before their children."""
-    numbers = {turn.id: n for n, turn in enumerate(turns)}
-    left_out = ("owner", "deleted_at")
-    about = {name: value for name, value in vars(chat).items() if name not in left_out}
-    about["leaf"] = numbers[chat.leaf] if chat.leaf is not None else None
-    about["turns"] = [
+    numbers: dict[int | None, int] = {turn.id: n for n, turn in enumerate(turns)}
+    parts = [
         {
-            "parent": numbers[turn.parent] if turn.parent is not None else None,
-            "role": turn.role,
-            "text": turn.text,
-            "files": turn.files,
-            "reply": turn.reply,
-            "state": turn.state,
-            "created_at": turn.created_at,
+            **_without(turn, "id", "chat", "deleted_at"),
+            "parent": numbers.get(turn.parent),
             "steps": b64encode(steps[turn.id]).decode() if turn.id in steps else None,
         }
         for turn in turns
     ]
-    return about
+    leaf = numbers.get(chat.leaf)
+    return {**_without(chat, "owner", "deleted_at"), "leaf": leaf, "turns": parts}
+
+
+def _without(record: object, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in names}
 
 
 def as_json(chats: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -52,7 +49,7 @@ def as_markdown(chat: Chat, turns: Sequence[Turn]) -> str:
     parts = [f"# {chat.title}\n"] if chat.title else []
     for turn in turns:
         if turn.role == "user":
-            files = [_quoted(str(file["name"]), str(file["text"])) for file in turn.files]
+            files = [quoted(file["name"], file["text"]) for file in turn.files]
             parts.append("\n\n".join(["## You", *files, turn.text]).rstrip() + "\n")
         else:
             names = [turn.reply.get("model"), turn.reply.get("method")]
@@ -63,8 +60,8 @@ def as_markdown(chat: Chat, turns: Sequence[Turn]) -> str:
     return "\n".join(parts)
 
 
-def _quoted(name: str, text: str) -> str:
-    """A file as a code block whose fence is longer than any in its text."""
+def quoted(name: str, text: str) -> str:
+    """A file's name, and its text as a code block whose fence is longer than any in its text."""
     fence = "`" * (1 + max((len(found) for found in _TICKS.findall(text)), default=2))
     return f"{name}:\n{fence}\n{text}\n{fence}"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import TypeAdapter
+
 from app.store.exports import FORMAT, VERSION
-from app.store.records import Chat, Role, State, StoreError, Turn
+from app.store.records import Chat, Role, Seconds, StoreError, Turn
 
 Json = Mapping[str, Any]
+_CHAT, _TURN, _SECONDS = TypeAdapter(Chat), TypeAdapter(Turn), TypeAdapter(Seconds)
 _ID = re.compile(r"[\w-]{12}", re.ASCII)
 _CITATION = re.compile("\ue200.*?\ue201")  # ChatGPT's marks of what it found on the web
 # Open WebUI's form of a reply's reasoning.
@@ -99,27 +101,14 @@ class _Refused(ValueError):
 def _ours(data: Json, now: float) -> Found:
     turns, steps = [], {}
     for n, one in enumerate(data["turns"]):
-        turn = _turn(one["role"], one["text"], _moment(one["created_at"]), one["reply"])
-        state: State = _one_of(State, one["state"])
-        state = "interrupted" if state == "running" else state
-        files = tuple(_file(file) for file in one["files"])
-        turns.append(
-            replace(turn, id=n, parent=_before(one["parent"], n), files=files, state=state)
-        )
+        state = "interrupted" if one["state"] == "running" else one["state"]
+        turn = _turn(**{**one, "id": n, "parent": _before(one["parent"], n), "state": state})
+        turns.append(turn)
         if one.get("steps"):
             steps[n] = b64decode(one["steps"], validate=True)
-    chat = Chat(
-        id=str(data["id"]) if _ID.fullmatch(str(data["id"])) else "",
-        owner="",
-        title=str(data["title"]),
-        is_named=bool(data["is_named"]),
-        created_at=_moment(data["created_at"]),
-        changed_at=_moment(data["changed_at"]),
-        is_pinned=bool(data["is_pinned"]),
-        folder=str(data["folder"]),
-        settings=_mapping(data["settings"]),
-        leaf=_before(data["leaf"], len(turns)),
-    )
+    id_ = data["id"] if _ID.fullmatch(data["id"]) else ""
+    leaf = _before(data["leaf"], len(turns))
+    chat = _CHAT.validate_python({**data, "id": id_, "owner": "", "leaf": leaf})
     return Found(f"{FORMAT}:{data['id']}", chat, turns, steps)
 
 
@@ -128,26 +117,24 @@ def _ours(data: Json, now: float) -> Found:
 
 def _earlier(data: Json, now: float) -> Found:
     """A chat of the browser's database: ``turns`` is a list, or its JSON."""
-    at = _moment(data["at"]) / 1000
+    at = data["at"] / 1000
     saved = json.loads(data["turns"]) if isinstance(data["turns"], str) else data["turns"]
     turns: list[Turn] = []
 
-    def add(turn: Turn) -> None:
-        parent = len(turns) - 1 if turns else None
-        turns.append(replace(turn, id=len(turns), parent=parent))
+    def add(role: Role, text: object, **fields: object) -> None:
+        n = len(turns)
+        about = {"id": n, "parent": n - 1 if n else None, "created_at": at}
+        turns.append(_turn(role=role, text=text, **about, **fields))
 
     for one in saved:
-        files = tuple(_file(file) for file in one.get("files") or ())
-        add(replace(_turn("user", one["user"], at, {}), files=files))
-        reply = one["reply"] or one.get("before")
-        if reply:
+        add("user", one["user"], files=one.get("files") or ())
+        if reply := one["reply"] or one.get("before"):
             text, kept = _earlier_reply(reply)
-            state: State = "done" if kept["done"] or kept.get("error") else "interrupted"
-            add(replace(_turn("assistant", text, at, kept), state=state))
-    chat = _chat(str(data["title"]), at, at, turns, len(turns) - 1)
-    return Found(
-        f"browser:{data['name']}", replace(chat, is_named=data.get("named") is True), turns
-    )
+            is_over = kept["done"] or kept.get("error")
+            add("assistant", text, reply=kept, state="done" if is_over else "interrupted")
+    chat = _chat(data["title"], at, at, turns, len(turns) - 1)
+    named = replace(chat, is_named=data.get("named") is True)
+    return Found(f"browser:{data['name']}", named, turns)
 
 
 def _earlier_reply(data: Json) -> tuple[str, dict[str, Any]]:
@@ -193,8 +180,7 @@ def _chatgpt(data: Json, now: float) -> Found:
         for name, node in data["mapping"].items()
     }
     turns, leaf = _tree(nodes, data.get("current_node"))
-    changed_at = _time(data.get("update_time"), at)
-    chat = _chat(str(data.get("title") or ""), at, changed_at, turns, leaf)
+    chat = _chat(data.get("title"), at, _time(data.get("update_time"), at), turns, leaf)
     return Found(f"chatgpt:{data.get('conversation_id') or data.get('id')}", chat, turns)
 
 
@@ -209,9 +195,8 @@ def _chatgpt_turn(message: Json, at: float) -> Turn | None:
         return None
     parts = [_part(part) for part in content.get("parts") or ()]
     text = _CITATION.sub("", "\n\n".join(filter(None, parts)))
-    model = about.get("model_slug")
-    reply = {"model": str(model)} if model and role == "assistant" else {}
-    return _turn(role, text, _time(message.get("create_time"), at), reply) if text else None
+    at = _time(message.get("create_time"), at)
+    return _turn_of_others(role, text, at, about.get("model_slug"))
 
 
 def _part(part: object) -> str:
@@ -240,7 +225,7 @@ def _open_webui(data: Json, now: float) -> Found:
         for name, message in messages.items()
     }
     turns, leaf = _tree(nodes, history.get("currentId"))
-    title = str(data.get("title") or chat.get("title") or "")
+    title = data.get("title") or chat.get("title")
     found = _chat(title, at, _time(data.get("updated_at"), at), turns, leaf)
     system = chat.get("system") or (chat.get("params") or {}).get("system")
     found = replace(
@@ -259,9 +244,16 @@ def _open_webui_turn(message: Json, at: float) -> Turn | None:
     if role == "assistant" and reasoning is not None:
         thoughts = _QUOTE.sub("", reasoning[1].strip())
         content = f"<think>\n{thoughts}\n</think>\n\n{content[reasoning.end() :]}"
-    model = message.get("model")
+    at = _time(message.get("timestamp"), at)
+    return _turn_of_others(role, content, at, message.get("model"))
+
+
+def _turn_of_others(role: object, text: str, at: float, model: object) -> Turn | None:
+    """A turn of another program's chat; None if it has no text."""
+    if not text:
+        return None
     reply = {"model": str(model)} if model and role == "assistant" else {}
-    return _turn(role, content, _time(message.get("timestamp"), at), reply) if content else None
+    return _turn(role=role, text=text, reply=reply, created_at=at)
 
 
 def _tree(nodes: _Nodes, current: object) -> tuple[list[Turn], int]:
@@ -304,26 +296,19 @@ def _tree(nodes: _Nodes, current: object) -> tuple[list[Turn], int]:
 
 
 def _chat(
-    title: str, created_at: float, changed_at: float, turns: Sequence[Turn], leaf: int
+    title: object, created_at: float, changed_at: float, turns: Sequence[Turn], leaf: int
 ) -> Chat:
     if not turns:
         raise _Refused("it has no messages")
+    title = str(title or "")
     return Chat("", "", title, bool(title), created_at, changed_at, False, "", {}, leaf)
 
 
-def _turn(role: object, text: object, created_at: float, reply: object) -> Turn:
-    if not isinstance(text, str):
-        raise TypeError(text)
-    return Turn(
-        0, "", None, _one_of(Role, role), text, reply=_mapping(reply), created_at=created_at
-    )
-
-
-def _one_of(names: Any, name: object) -> Any:
-    """The name, if it is one of a ``Literal``'s."""
-    if name not in get_args(names):
-        raise ValueError(name)
-    return name
+def _turn(**fields: object) -> Turn:
+    turn = _TURN.validate_python({"id": 0, "chat": "", "parent": None, **fields})
+    if not all(isinstance(file[name], str) for file in turn.files for name in ("name", "text")):
+        raise TypeError(turn.files)
+    return turn
 
 
 def _before(number: object, n: int) -> int | None:
@@ -333,23 +318,5 @@ def _before(number: object, n: int) -> int | None:
     return number
 
 
-def _mapping(data: object) -> Json:
-    if not isinstance(data, dict):
-        raise TypeError(data)
-    return data
-
-
-def _file(data: Json) -> Json:
-    if not isinstance(data["name"], str) or not isinstance(data["text"], str):
-        raise TypeError(data)
-    return dict(data)
-
-
-def _moment(seconds: object) -> float:
-    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
-        raise ValueError(seconds)
-    return float(seconds)
-
-
 def _time(seconds: object, otherwise: float) -> float:
-    return _moment(seconds) if seconds else otherwise
+    return _SECONDS.validate_python(seconds) if seconds else otherwise

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import FiniteFloat
+
 Role = Literal["user", "assistant"]
 State = Literal["done", "running", "interrupted"]
+Seconds = FiniteFloat
 
 
 class StoreError(Exception):
@@ -35,8 +38,8 @@ class Chat:
     owner: str
     title: str
     is_named: bool
-    created_at: float
-    changed_at: float
+    created_at: Seconds
+    changed_at: Seconds
     is_pinned: bool
     folder: str
     settings: Mapping[str, Any]
@@ -61,7 +64,7 @@ class Turn:
     files: tuple[Mapping[str, Any], ...] = ()
     reply: Mapping[str, Any] = field(default_factory=dict)
     state: State = "done"
-    created_at: float = 0.0
+    created_at: Seconds = 0.0
     deleted_at: float | None = None
 
 

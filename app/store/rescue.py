@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.store.records import Chat, Turn
-from app.store.rows import chat_of, insert_chat, insert_turns, live_turns, steps_of
+from app.store.rows import chat_of, insert_chat, live_turns, steps_of
 
 # What damaged rows raise, when they are read and when their fields are.
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, KeyError)
@@ -31,10 +31,8 @@ def rescue(db: sqlite3.Connection, damaged: Path) -> int:
                 steps = {}
             ids = {turn.id for turn in turns}
             last = turns[-1].id if turns else None
-            insert_chat(db, chat)
-            insert_turns(
-                db, replace(chat, leaf=chat.leaf if chat.leaf in ids else last), turns, steps
-            )
+            kept = replace(chat, leaf=chat.leaf if chat.leaf in ids else last)
+            insert_chat(db, kept, turns, steps)
             n += 1
     return n
 

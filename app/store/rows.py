@@ -6,12 +6,11 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
 
 from app.store.records import Chat, NoSuchChat, Turn
 
-CHAT = """chats.id, chats.owner, chats.title, chats.is_named, chats.created_at, chats.changed_at,
-chats.is_pinned, chats.folder, chats.settings, chats.leaf, chats.deleted_at"""
 # The ids of a turn and of all that follow it.
 BELOW = """WITH RECURSIVE below (id) AS (
     SELECT ? UNION ALL SELECT turns.id FROM below JOIN turns ON turns.parent = below.id
@@ -36,6 +35,13 @@ def new_id() -> str:
 def clean(text: str) -> str:
     """The text without halves of UTF-16 pairs, which SQLite cannot keep."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _column(value: object) -> object:
+    """A field's value as the database keeps it."""
+    if isinstance(value, str):
+        return clean(value)
+    return json.dumps(value) if isinstance(value, Mapping | tuple) else value
 
 
 def chat_of(row: sqlite3.Row) -> Chat:
@@ -72,55 +78,40 @@ def get_turn(
     return turn_of(row)
 
 
-def set_fields(db: sqlite3.Connection, chat: str, **fields: object) -> None:
-    """Set columns of a chat."""
+def set_fields(db: sqlite3.Connection, table: str, id_: str | int, **fields: object) -> None:
+    """Set fields of a chat or turn, if it exists."""
     columns = ", ".join(f"{name} = ?" for name in fields)
-    db.execute(f"UPDATE chats SET {columns} WHERE id = ?", (*fields.values(), chat))
+    values = map(_column, (*fields.values(), id_))
+    db.execute(f"UPDATE {table} SET {columns} WHERE id = ?", tuple(values))
 
 
-def insert_chat(db: sqlite3.Connection, chat: Chat, origin: str | None = None) -> None:
-    """Insert a chat that has no turns yet."""
-    columns = {
-        **vars(chat),
-        "title": clean(chat.title),
-        "folder": clean(chat.folder),
-        "settings": json.dumps(chat.settings),
-        "origin": origin,
-    }
-    _insert(db, "chats", columns)
+def insert_chat(
+    db: sqlite3.Connection,
+    chat: Chat,
+    turns: Sequence[Turn] = (),
+    steps: Mapping[int, bytes] = MappingProxyType({}),
+    origin: str | None = None,
+) -> None:
+    """Insert a chat with its turns, parents before their children. The turns' ids, the chat's leaf
+    and the keys of ``steps`` refer only to each other; in the database all get new ids."""
+    _insert(db, "chats", {**vars(chat), "leaf": None, "origin": origin})
+    new: dict[int | None, int | None] = {None: None}
+    for turn in turns:
+        new[turn.id] = insert_turn(db, replace(turn, chat=chat.id, parent=new[turn.parent]))
+        if turn.id in steps:
+            db.execute("INSERT INTO steps VALUES (?, ?)", (new[turn.id], steps[turn.id]))
+    set_fields(db, "chats", chat.id, leaf=new[chat.leaf])
 
 
 def insert_turn(db: sqlite3.Connection, turn: Turn) -> int:
     """Insert a turn, whose id is not used, and return its id."""
-    columns = {
-        **vars(turn),
-        "id": None,
-        "text": clean(turn.text),
-        "files": json.dumps(turn.files),
-        "reply": json.dumps(turn.reply),
-    }
-    return _insert(db, "turns", columns)
+    return _insert(db, "turns", {**vars(turn), "id": None})
 
 
-def insert_turns(
-    db: sqlite3.Connection, chat: Chat, turns: Sequence[Turn], steps: Mapping[int, bytes]
-) -> None:
-    """Insert turns, parents before their children. Their ids, the chat's leaf and the keys of
-    ``steps`` refer only to each other; in the database all get new ids."""
-    new: dict[int | None, int | None] = {None: None}
-    for turn in turns:
-        fields = {**vars(turn), "chat": chat.id, "parent": new[turn.parent]}
-        new[turn.id] = insert_turn(db, Turn(**fields))
-        if turn.id in steps:
-            db.execute("INSERT INTO steps VALUES (?, ?)", (new[turn.id], steps[turn.id]))
-    set_fields(db, chat.id, leaf=new[chat.leaf])
-
-
-def _insert(db: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
-    marks = ", ".join("?" * len(columns))
-    names = ", ".join(columns)
-    done = db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(columns.values()))
-    return int(done.lastrowid or 0)
+def _insert(db: sqlite3.Connection, table: str, fields: Mapping[str, object]) -> int:
+    names, marks = ", ".join(fields), ", ".join("?" * len(fields))
+    values = tuple(map(_column, fields.values()))
+    return int(db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0)
 
 
 def live_turns(db: sqlite3.Connection, chat: str) -> list[Turn]:

@@ -55,42 +55,68 @@ CREATE TABLE presets (
     settings TEXT NOT NULL,
     UNIQUE (owner, name)
 )
+"""
+
+# Version 1 had an index that split no text.
+_DROPPED = "".join(
+    f"DROP {kind} IF EXISTS {table}{suffix}\n\n"
+    for table in ("titles", "texts")
+    for kind, suffix in (
+        ("TRIGGER", "_insert"),
+        ("TRIGGER", "_delete"),
+        ("TRIGGER", "_update"),
+        ("TABLE", ""),
+    )
+)
+# What is searched. ``split`` is ``search.split``.
+_INDEX = f"""
+{_DROPPED}
+
+CREATE VIEW split_titles AS SELECT number, split(title) AS title FROM chats
+
+CREATE VIEW split_texts AS SELECT id, split(text) AS text FROM turns WHERE state != 'running'
 
 CREATE VIRTUAL TABLE titles USING fts5 (
-    title, content='chats', content_rowid='number', tokenize='unicode61 remove_diacritics 2'
+    title, content='split_titles', content_rowid='number',
+    tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
 )
 
+CREATE VIRTUAL TABLE texts USING fts5 (
+    text, content='split_texts', content_rowid='id', prefix='1 2',
+    tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
+)
+
+INSERT INTO titles (titles) VALUES ('rebuild')
+
+INSERT INTO texts (texts) VALUES ('rebuild')
+
 CREATE TRIGGER titles_insert AFTER INSERT ON chats BEGIN
-    INSERT INTO titles (rowid, title) VALUES (new.number, new.title);
+    INSERT INTO titles (rowid, title) VALUES (new.number, split(new.title));
 END
 
 CREATE TRIGGER titles_delete AFTER DELETE ON chats BEGIN
-    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, old.title);
+    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, split(old.title));
 END
 
 CREATE TRIGGER titles_update AFTER UPDATE OF title ON chats BEGIN
-    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, old.title);
-    INSERT INTO titles (rowid, title) VALUES (new.number, new.title);
+    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, split(old.title));
+    INSERT INTO titles (rowid, title) VALUES (new.number, split(new.title));
 END
 
-CREATE VIRTUAL TABLE texts USING fts5 (
-    text, content='turns', content_rowid='id', tokenize='unicode61 remove_diacritics 2',
-    prefix='1 2'
-)
-
 CREATE TRIGGER texts_insert AFTER INSERT ON turns WHEN new.state != 'running' BEGIN
-    INSERT INTO texts (rowid, text) VALUES (new.id, new.text);
+    INSERT INTO texts (rowid, text) VALUES (new.id, split(new.text));
 END
 
 CREATE TRIGGER texts_delete AFTER DELETE ON turns WHEN old.state != 'running' BEGIN
-    INSERT INTO texts (texts, rowid, text) VALUES ('delete', old.id, old.text);
+    INSERT INTO texts (texts, rowid, text) VALUES ('delete', old.id, split(old.text));
 END
 
 CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
     INSERT INTO texts (texts, rowid, text)
-        SELECT 'delete', old.id, old.text WHERE old.state != 'running';
-    INSERT INTO texts (rowid, text) SELECT new.id, new.text WHERE new.state != 'running';
+        SELECT 'delete', old.id, split(old.text) WHERE old.state != 'running';
+    INSERT INTO texts (rowid, text)
+        SELECT new.id, split(new.text) WHERE new.state != 'running';
 END
 """
 
-SCHEMA = (_FIRST,)
+SCHEMA = (_FIRST, _INDEX)

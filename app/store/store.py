@@ -29,7 +29,6 @@ from app.store.rows import (
     get_turn,
     insert_chat,
     insert_turn,
-    insert_turns,
     latest_below,
     live_turns,
     new_id,
@@ -37,7 +36,6 @@ from app.store.rows import (
     set_fields,
     steps_of,
     title_of,
-    turn_of,
 )
 from app.store.schema import SCHEMA
 
@@ -95,13 +93,13 @@ class Store:
         self._most_step_bytes = most_step_bytes
         self._first_turn = first_turn
         self._clock = clock
-        self._interrupted = self._begin()
+        self._begin()
 
     def close(self) -> None:
         self.database.close()
 
     @_writes
-    def _begin(self, db: Connection) -> list[Turn]:
+    def _begin(self, db: Connection) -> None:
         """Purge what was deleted long ago and mark the replies that a server left running."""
         damaged = self.database.damaged
         if damaged is not None:
@@ -116,13 +114,12 @@ class Store:
             last = self._first_turn - 1
             db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
         # Of a second server's running replies too: its next save marks them as running again.
-        found = [turn_of(row) for row in db.execute("SELECT * FROM turns WHERE state = 'running'")]
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
-        return [_ended(turn) for turn in found]
 
-    def interrupted(self) -> list[Turn]:
-        """The replies that were still running when the last server ended."""
-        return self._interrupted
+    @_reads
+    def version(self, db: Connection) -> int:
+        """Another number after another program has changed the file."""
+        return int(db.execute("PRAGMA data_version").fetchone()[0])
 
     # Chats
 
@@ -178,34 +175,31 @@ class Store:
         is_pinned: bool | None = None,
         folder: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        leaf: int | None = None,
     ) -> Chat:
         """Change what is not None. With an empty title, the first message gives it again."""
         get_chat(db, chat, owner)
         if title is not None:
-            given = clean(title.strip())
+            given = title.strip()
             title = given or title_of(live_turns(db, chat))
-            set_fields(db, chat, title=title, is_named=bool(given))
+            set_fields(db, "chats", chat, title=title, is_named=bool(given))
         if is_pinned is not None:
-            set_fields(db, chat, is_pinned=is_pinned)
+            set_fields(db, "chats", chat, is_pinned=is_pinned)
         if folder is not None:
-            set_fields(db, chat, folder=clean(folder.strip()))
+            set_fields(db, "chats", chat, folder=folder.strip())
         if settings is not None:
-            set_fields(db, chat, settings=json.dumps(settings))
-        if leaf is not None:
-            set_fields(db, chat, leaf=get_turn(db, leaf, owner, chat=chat).id)
+            set_fields(db, "chats", chat, settings=settings)
         return get_chat(db, chat, owner)
 
     @_writes
     def delete_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner)
-        set_fields(db, chat, deleted_at=self._clock())
+        set_fields(db, "chats", chat, deleted_at=self._clock())
         return get_chat(db, chat, owner, deleted=True)
 
     @_writes
     def restore_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner, deleted=True)
-        set_fields(db, chat, deleted_at=None)
+        set_fields(db, "chats", chat, deleted_at=None)
         return get_chat(db, chat, owner)
 
     @_writes
@@ -216,8 +210,8 @@ class Store:
         about = {"title": f"{found.title} (copy)", "is_named": True, "is_pinned": False}
         times = {"created_at": now, "changed_at": now}
         copy = Chat(**{**vars(found), **about, **times, "id": new_id(), "leaf": turn})
-        insert_chat(db, copy)
-        insert_turns(db, copy, [_ended(one) for one, _ in path_to(db, turn)], steps_of(db, chat))
+        turns = [_ended(one) for one, _ in path_to(db, turn)]
+        insert_chat(db, copy, turns, steps_of(db, chat))
         self._drop_steps(db)
         return get_chat(db, copy.id, owner)
 
@@ -266,9 +260,9 @@ class Store:
             get_turn(db, parent, owner, chat=chat)
         turn = Turn(0, chat, parent, role, text, tuple(files), reply or {}, state, now)
         added = get_turn(db, insert_turn(db, turn), owner)
-        set_fields(db, chat, leaf=added.id, changed_at=now)
+        set_fields(db, "chats", chat, leaf=added.id, changed_at=now)
         if not found.title:
-            set_fields(db, chat, title=title_of([added]))
+            set_fields(db, "chats", chat, title=title_of([added]))
         return added
 
     @_writes
@@ -276,18 +270,14 @@ class Store:
         self, db: Connection, turn: int, text: str, reply: Mapping[str, Any], state: State
     ) -> None:
         """Replace what is kept of a reply. Raises NoSuchChat if there is no such turn."""
-        done = db.execute(
-            "UPDATE turns SET text = ?, reply = ?, state = ? WHERE id = ?",
-            (clean(text), json.dumps(reply), state, turn),
-        )
-        if not done.rowcount:
-            raise NoSuchChat("turn")
+        _check_turn(db, turn)
+        set_fields(db, "turns", turn, text=text, reply=reply, state=state)
 
     @_writes
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
         """Show the branch with the latest turn below this one."""
         found = get_turn(db, turn, owner)
-        set_fields(db, found.chat, leaf=latest_below(db, turn))
+        set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
     @_writes
@@ -305,7 +295,7 @@ class Store:
                 WHERE chat = ? AND parent IS ? AND deleted_at IS NULL"""
             sibling = db.execute(query, (found.chat, found.parent)).fetchone()[0]
             leaf = found.parent if sibling is None else latest_below(db, sibling)
-            set_fields(db, found.chat, leaf=leaf)
+            set_fields(db, "chats", found.chat, leaf=leaf)
         return get_chat(db, found.chat, owner)
 
     @_writes
@@ -318,7 +308,7 @@ class Store:
             f"UPDATE turns SET deleted_at = NULL WHERE deleted_at = ? AND id IN ({BELOW})",
             (found.deleted_at, turn),
         )
-        set_fields(db, found.chat, leaf=latest_below(db, turn))
+        set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
     @_reads
@@ -358,8 +348,7 @@ class Store:
     @_writes
     def save_steps(self, db: Connection, turn: int, blob: bytes) -> None:
         """Keep a reply's steps, and drop the oldest replies' if all exceed the limit."""
-        if db.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is None:
-            raise NoSuchChat("turn")
+        _check_turn(db, turn)
         db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?)", (turn, blob))
         self._drop_steps(db)
 
@@ -426,7 +415,7 @@ class Store:
         for row in (row for row in rows if row["owner"] == owner):
             turns = live_turns(db, row["id"])
             if found.origin in (row["origin"], imports.origin(found.source, turns)):
-                set_fields(db, row["id"], deleted_at=None)
+                set_fields(db, "chats", row["id"], deleted_at=None)
                 return None
         is_free = found.chat.id and all(row["id"] != found.chat.id for row in rows)
         chat = replace(
@@ -435,10 +424,15 @@ class Store:
             owner=owner,
             title=found.chat.title or title_of(found.turns),
         )
-        insert_chat(db, chat, found.origin)
-        insert_turns(db, chat, found.turns, found.steps)
+        insert_chat(db, chat, found.turns, found.steps, found.origin)
         self._drop_steps(db)
         return get_chat(db, chat.id, owner)
+
+
+def _check_turn(db: Connection, turn: int) -> None:
+    """Raise NoSuchChat if there is no such turn."""
+    if db.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is None:
+        raise NoSuchChat("turn")
 
 
 def _ended(turn: Turn) -> Turn:

@@ -142,6 +142,7 @@ class ChatRequest:
     prediction  what the reply is expected to be, for the most part
     memory      the texts to draft from: a client's own by its name, "" for those that all clients
                 share, None for none
+    on_disk     whether the conversation may be kept on disk (``ModelSpec.keep_texts``)
     show_prompt  give the prompt as the model reads it, in ``Done``
     reuse       whether what is cached of the prompt is taken over
     echo        the prompt's text, if the reply begins with it; with ``logprobs``, the prompt's
@@ -171,6 +172,7 @@ class ChatRequest:
     continue_last: bool | None = None
     prediction: str = ""
     memory: str | None = ""
+    on_disk: bool = True
     show_prompt: bool = False
     strict: bool = False
     thinking_budget: int | None = None

@@ -75,6 +75,7 @@ def prepared(
         prediction=tuple(engine.model.tokenize(request.prediction, add_special=False)),
         opening=prompt.opening,
         memory=request.memory,
+        on_disk=request.on_disk,
         reuse=request.reuse,
         record=request.record,
         scored=scored,

@@ -28,12 +28,14 @@ _LEAST = 32  # tokens; fewer are read as quickly
 class IdleText:
     """A text's tokens, and its part of the cache as an array of bytes.
 
-    saved  states of a target that cannot rewind, as in ``SequenceCache``; None if it can
+    saved    states of a target that cannot rewind, as in ``SequenceCache``; None if it can
+    on_disk  whether it may go to disk
     """
 
     tokens: tuple[int, ...]
     state: Any
     saved: list[tuple[int, Any]] | None = None
+    on_disk: bool = True
 
     @property
     def n_bytes(self) -> int:
@@ -64,19 +66,28 @@ class IdleTexts:
         tokens: Sequence[int],
         copy: Callable[[], Any],
         saved: list[tuple[int, Any]] | None = None,
+        *,
+        on_disk: bool = True,
     ) -> None:
         """Keep a text if it is worth a copy, which ``copy`` makes: if it is not short, not here
         already, and a copy pays or files are wanted. It replaces those that it continues. ``saved``
-        as in ``IdleText``.
+        and ``on_disk`` as in ``IdleText``; one that may go to disk is not replaced by one that may
+        not.
         """
-        is_here = any(begins(tokens, text.tokens) for text in self._texts)
+        is_here = any(
+            begins(tokens, text.tokens) and text.on_disk >= on_disk for text in self._texts
+        )
         if len(tokens) < _LEAST or is_here or not (self.pays or self.files is not None):
             return
         start = perf_counter()
-        new = IdleText(tuple(tokens), copy(), saved)
+        new = IdleText(tuple(tokens), copy(), saved, on_disk)
         self._copy_seconds += perf_counter() - start
         self._n_copied += len(tokens)
-        self._texts = [text for text in self._texts if not begins(text.tokens, tokens)]
+        self._texts = [
+            text
+            for text in self._texts
+            if text.on_disk > on_disk or not begins(text.tokens, tokens)
+        ]
         self._append(new)
 
     def _append(self, new: IdleText) -> None:
@@ -85,7 +96,7 @@ class IdleTexts:
             self._write(self._texts.pop(0))
 
     def _write(self, text: IdleText) -> None:
-        if self.files is not None and text.saved is None:
+        if self.files is not None and text.saved is None and text.on_disk:
             self.files.put(text.tokens, text.state)
 
     def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[IdleText | None, int]:

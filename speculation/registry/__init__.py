@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from batching.gguf.splits import part_names
@@ -68,7 +67,7 @@ def is_local(entry: ModelEntry) -> bool:
     """Whether the entry's file is on this machine."""
     match entry.source:
         case HubFile() as wanted:
-            return all(cached(part) for part in _parts(wanted))
+            return all(cached(part) for part in wanted.parts)
         case PackageFile() as wanted:
             return is_converted(wanted) or installed_file(wanted) is not None
         case path:
@@ -171,12 +170,8 @@ def heads_for(
 
 def _fetch_all(wanted: HubFile, progress: bool | None, bar: BarMaker | None) -> Path:
     """Download all parts of a split file; returns the first."""
-    first, *_ = [fetch(part, progress=progress, bar=bar) for part in _parts(wanted)]
+    first, *_ = [fetch(part, progress=progress, bar=bar) for part in wanted.parts]
     return first
-
-
-def _parts(wanted: HubFile) -> list[HubFile]:
-    return [replace(wanted, path=path) for path in part_names(wanted.path)]
 
 
 def _first_part(path: Path) -> Path:

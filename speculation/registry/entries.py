@@ -1,4 +1,4 @@
-"""Parses models.txt. Independent of the network, llama.cpp and GGUF."""
+"""Parses models.txt. Independent of the network, llama.cpp and the content of GGUFs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batching.errors import SpeculationError
+from batching.gguf.splits import part_names
 
 LINE_FORMAT = "name | source | draft | description"
 HEADS = "heads"  # in the draft field: the line names drafting heads, not a model
 HUB_FORMAT = "hf:owner/repository/file.gguf or hf:owner/repository/file.gguf@revision"
 PACKAGE_FORMAT = "package:name/file.gguf@sha256:…, optionally followed by -> Q8_0 to convert it"
 
+_SIZED = re.compile(r"(?P<source>.+?)\s*\((?P<number>\d+(\.\d+)?) (?P<unit>MB|GB)\)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HUB = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[^@|]+\.gguf)(@(?P<revision>.+))?"
@@ -41,6 +43,16 @@ class HubFile:
     path: str
     revision: str = "main"
 
+    def __str__(self) -> str:
+        """As ``parse_hub`` reads it."""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return f"hf:{self.repo}/{self.path}{revision}"
+
+    @property
+    def parts(self) -> list[HubFile]:
+        """All files of a model that is split into several; else this one."""
+        return [replace(self, path=path) for path in part_names(self.path)]
+
 
 @dataclass(frozen=True)
 class PackageFile:
@@ -63,6 +75,7 @@ class ModelEntry:
     draft     name of the draft model paired with this model, or None
     heads     names of the drafting heads paired with it
     is_heads  whether this line is a file of drafting heads instead of a model
+    n_bytes   about the size of the source's file; 0 if the line does not tell it
     """
 
     name: str
@@ -71,6 +84,7 @@ class ModelEntry:
     description: str
     heads: tuple[str, ...] = ()
     is_heads: bool = False
+    n_bytes: int = 0
 
 
 def parse_hub(source: str) -> HubFile:
@@ -182,10 +196,13 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError("the source is empty")
     if not draft:
         raise RegistryError("the draft is empty; write - for none")
-    found = _parse_source(source, folder)
-    if draft == HEADS:
-        return ModelEntry(name, found, None, description, is_heads=True)
-    return ModelEntry(name, found, None if draft == "-" else draft, description)
+    n_bytes = 0
+    if sized := _SIZED.fullmatch(source):
+        source = sized["source"]
+        n_bytes = int(float(sized["number"]) * {"MB": 1e6, "GB": 1e9}[sized["unit"]])
+    found, is_heads = _parse_source(source, folder), draft == HEADS
+    paired = None if is_heads or draft == "-" else draft
+    return ModelEntry(name, found, paired, description, is_heads=is_heads, n_bytes=n_bytes)
 
 
 def _parse_source(source: str, folder: Path) -> HubFile | PackageFile | Path:

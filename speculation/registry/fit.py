@@ -70,15 +70,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a model fits; ``fits`` None: not known. ``is_least``: only its size is known.
-
-    main, devices  bytes that it needs in main memory and on the devices
-    """
+    """Whether a model fits; ``fits`` None: not known. ``is_least``: only its size is known."""
 
     fits: bool | None
-    need: Need
-    main: int
-    devices: int
     sentence: str
     changes: tuple[Change, ...] = ()
     is_least: bool = False
@@ -114,17 +108,15 @@ def _fit(shape: Shape, wanted: Wanted, memory: Memory) -> Fit:
     if share and on_devices > room:
         names = " and ".join(name for name, _ in memory.devices)
         told = f"{wanted.n_gpu_layers} layers need {in_words(on_devices)} on {names}"
-        sentence = f"{told}, where {in_words(room)} are free."
-        return Fit(False, needed, main, on_devices, sentence, (), is_least)
+        return Fit(False, f"{told}, where {in_words(room)} are free.", is_least=is_least)
     if memory.main is None:
-        return Fit(None, needed, main, on_devices, f"Needs {in_words(main)}.", (), is_least)
-    fits = main <= memory.main
+        return Fit(None, f"Needs {in_words(main)}.", is_least=is_least)
     least = "at least " if is_least else ""
     beside = f" and {in_words(on_devices)} on the GPU" if on_devices else ""
     parts = f"{in_words(needed.weights)} weights, {in_words(needed.cache)} KV cache"
     told = "" if is_least else f" ({parts}, {in_words(needed.compute)} to compute with)"
     sentence = f"Needs {least}{in_words(main)}{beside}{told}; {in_words(memory.main)} are free."
-    return Fit(fits, needed, main, on_devices, sentence, (), is_least)
+    return Fit(main <= memory.main, sentence, is_least=is_least)
 
 
 def _room(memory: Memory) -> int:

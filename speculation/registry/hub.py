@@ -5,8 +5,10 @@ work as usual, and ``hf cache`` lists and removes the file. ``hf_hub_download`` 
 it verifies no checksum, and deletes a partial file when a download is interrupted. Files already in
 the cache are not hashed again.
 
-    blobs/<sha256>.incomplete    the partial file; survives disconnects, Ctrl-C and crashes
-    blobs/<sha256>               the complete file, renamed after its SHA-256 is verified
+    blobs/<sha256>    the complete file, renamed after its SHA-256 is verified
+    blobs/<sha256>.<size>.<path@revision>.incomplete
+        the partial file; survives disconnects, Ctrl-C and crashes. Its name tells which file it is
+        a part of, and that file's size in bytes
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
+from urllib.parse import quote, unquote
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from huggingface_hub import (
     HfApi,
     constants,
@@ -45,16 +49,31 @@ from huggingface_hub.errors import (
 from tqdm import tqdm
 
 from batching.errors import SpeculationError
-from speculation.registry.entries import HubFile
+from speculation.registry.entries import HubFile, RegistryError, parse_hub
 from speculation.system.files import sha256
 
 _RETRIES = 5  # in a row, without a further byte
 _LIST_SECONDS = 20.0  # for the list of a repository's files
+_LOCK_SECONDS = 10.0  # a download that was just paused ends within
 _BUSY = (408, 429)  # request timeout, too many requests: worth another try
+_PARTIAL = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?P<size>\d+)\.(?P<file>.+)\.incomplete")
 
 
 class DownloadFailed(SpeculationError):
     """The file could not be downloaded; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What an interrupted download left of a file.
+
+    done, total  bytes that are here, and of the whole file
+    """
+
+    wanted: HubFile
+    path: Path
+    done: int
+    total: int
 
 
 class Bar(Protocol):
@@ -88,12 +107,10 @@ def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None
             )
         folder = f"models--{repo.replace('/', '--')}"
         blob = Path(constants.HF_HUB_CACHE, folder, "blobs", str(found.etag))
-        lock = Path(constants.HF_HUB_CACHE, ".locks", folder, f"{blob.name}.lock")
         blob.parent.mkdir(parents=True, exist_ok=True)
-        lock.parent.mkdir(parents=True, exist_ok=True)
         # Pinned to the commit, in case of a push in the meantime.
         url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
-        with FileLock(lock):  # two processes must not write one partial file
+        with _lock(blob):
             if not blob.exists():
                 made = (bar or tqdm)(
                     total=found.size,
@@ -134,14 +151,47 @@ def cached(wanted: HubFile) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def partials() -> list[Partial]:
+    """What interrupted downloads left in the hub's cache."""
+    found = []
+    for path in sorted(Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*.incomplete")):
+        repo = path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
+        # It may be complete by now, or no file of this program.
+        with suppress(FileNotFoundError, RegistryError):
+            if match := _PARTIAL.fullmatch(path.name):
+                wanted = parse_hub(f"hf:{repo}/{unquote(match['file'])}")
+                found.append(Partial(wanted, path, path.stat().st_size, int(match["size"])))
+    return found
+
+
+def discard(partial: Partial) -> None:
+    """Delete a partial file. Raises OSError, also if it is being downloaded."""
+    try:
+        with _lock(partial.path.with_name(partial.path.name.partition(".")[0]), _LOCK_SECONDS):
+            partial.path.unlink(missing_ok=True)
+    except Timeout as error:
+        raise OSError(
+            f"{partial.wanted.path} is being downloaded, maybe by another program; stop that first"
+        ) from error
+
+
 def page_url(wanted: HubFile) -> str:
     """The file's page on the hub, for the user to open."""
     return f"{constants.ENDPOINT}/{wanted.repo}/blob/{wanted.revision}/{wanted.path}"
 
 
+def _lock(blob: Path, timeout: float = -1) -> FileLock:
+    """Two processes must not write one partial file. Raises Timeout after so many seconds."""
+    repo = blob.parents[1]
+    lock = repo.with_name(".locks") / repo.name / f"{blob.name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(lock, timeout)
+
+
 def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> None:
     """Download or complete the partial file, verify its SHA-256, and rename it to ``blob``."""
-    partial = blob.with_name(f"{blob.name}.incomplete")
+    file_name = quote(f"{wanted.path}@{wanted.revision}", safe="@")
+    partial = blob.with_name(f"{blob.name}.{size}.{file_name}.incomplete")
     with partial.open("a+b") as file:
         if (received := file.tell()) > size:  # not a part of this file
             file.truncate(0)

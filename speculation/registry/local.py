@@ -1,12 +1,12 @@
 """Models that can be loaded by name: those of models.txt, and GGUF files in the hub's cache.
 
-Also the files of the caches themselves: those that were converted, and deleting one.
+Also the files of the caches themselves: those that were converted or only came in part, and
+deleting them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -20,8 +20,8 @@ from speculation.registry import (
     read_registry,
     resolve,
 )
-from speculation.registry.entries import HubFile, PackageFile
-from speculation.registry.hub import cached
+from speculation.registry.entries import HubFile, PackageFile, parse_hub
+from speculation.registry.hub import Partial, cached, discard, partials
 from speculation.registry.packages import converted_file
 from speculation.system.cache_folder import cache_folder
 
@@ -32,17 +32,34 @@ def known_models() -> dict[str, ModelEntry]:
     """The models by name: those of models.txt, then files in the hub's cache that it lacks, which
     are named ``hf:owner/repository/file.gguf``."""
     try:
-        found = {name: e for name, e in read_registry().items() if not e.is_heads}
+        registry = read_registry()
     except RegistryError:  # whoever loads a model hears of it
-        found = {}
-    named = [entry.source for entry in found.values()]
-    for file in _in_cache(Path(constants.HF_HUB_CACHE)):
-        if file not in named:
-            name = f"hf:{file.repo}/{file.path}"
-            entry = ModelEntry(name, file, None, "")
-            if is_local(entry):  # all parts, at the branch that the name stands for
-                found[name] = entry
-    return found
+        registry = {}
+    named = [entry.source for entry in registry.values()]
+    others = [
+        hub_entry(file) for file in _in_cache(Path(constants.HF_HUB_CACHE)) if file not in named
+    ]
+    return {name: one for name, one in registry.items() if not one.is_heads} | {
+        one.name: one
+        for one in others
+        if is_local(one)  # all parts, at that branch
+    }
+
+
+def models_in_part() -> dict[str, ModelEntry]:
+    """The models that interrupted downloads left a part of and that models.txt does not name."""
+    named = [entry.source for entry in read_registry().values()]
+    return {str(file): hub_entry(file) for file in parts_left() if file not in named}
+
+
+def parts_left() -> dict[HubFile, Partial]:
+    """What interrupted downloads left, by the model's first file."""
+    return {one.wanted.parts[0]: one for one in partials()}
+
+
+def hub_entry(file: HubFile, n_bytes: int = 0) -> ModelEntry:
+    """The entry of a file that models.txt does not name."""
+    return ModelEntry(str(file), file, None, "", n_bytes=n_bytes)
 
 
 def _in_cache(folder: Path) -> Iterator[HubFile]:
@@ -53,6 +70,16 @@ def _in_cache(folder: Path) -> Iterator[HubFile]:
         is_model = not any(word in path.name for word in COMPANIONS)
         if name and is_model and path.name == part_names(path.name)[0]:
             yield HubFile(f"{owner}/{name}", "/".join(names))
+
+
+def entry_of(name: str) -> ModelEntry:
+    """The entry of a name in models.txt, of a file of the hub, or of a path.
+
+    Raises RegistryError.
+    """
+    if found := read_registry().get(name):
+        return found
+    return ModelEntry(name, parse_hub(name) if name.startswith("hf:") else Path(name), None, "")
 
 
 def model_path(entry: ModelEntry) -> Path | None:
@@ -77,8 +104,7 @@ def files_in_cache(entry: ModelEntry) -> list[Path]:
     to delete."""
     match entry.source:
         case HubFile() as wanted:
-            parts = [replace(wanted, path=path) for path in part_names(wanted.path)]
-            found = [path for part in parts if (path := cached(part)) is not None]
+            found = [path for part in wanted.parts if (path := cached(part)) is not None]
             folder = Path(constants.HF_HUB_CACHE)
         case PackageFile() as wanted if wanted.file_type is not None:
             found, folder = [converted_file(wanted)], cache_folder() / "models"
@@ -92,17 +118,24 @@ def files_in_cache(entry: ModelEntry) -> list[Path]:
 
 
 def delete(entry: ModelEntry) -> int:
-    """Delete the entry's files from the cache; returns the bytes that this frees.
+    """Delete the entry's files from the cache, also those that are there in part; returns the bytes
+    that this frees.
 
     A file that another revision on this machine links to keeps its bytes. Raises ModelNotFound if
     the entry has no file in a cache, and OSError.
     """
-    files = files_in_cache(entry)
-    if not files:
+    files, parts = files_in_cache(entry), []
+    if isinstance(entry.source, HubFile):
+        parts = entry.source.parts
+    begun = [one for one in partials() if one.wanted in parts]
+    if not files and not begun:
         raise ModelNotFound(
             f"{entry.name} has no file in the caches of this program, and others are not deleted"
         )
     n_bytes = 0
+    for partial in begun:
+        discard(partial)
+        n_bytes += partial.done
     for file in files:
         content = file.resolve()
         size = content.stat().st_size

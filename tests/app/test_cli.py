@@ -137,14 +137,16 @@ def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(
     here = tmp_path / "here.gguf"
     here.touch()
     entries = [
-        ModelEntry("first", here, None, "1 GB, MIT"),
-        ModelEntry("second", here, None, "2 GB"),
-        ModelEntry("elsewhere", tmp_path / "no.gguf", None, "3 GB"),
+        ModelEntry("first", here, None, "MIT", n_bytes=10**9),
+        ModelEntry("second", here, None, ""),
+        ModelEntry("elsewhere", tmp_path / "no.gguf", None, "v2", n_bytes=4_700_000_000),
+        ModelEntry("nowhere", tmp_path / "no.gguf", None, ""),
     ]
     assert models.table(entries, "first").splitlines() == [
-        "first      default  1 GB, MIT",
-        "second     here     2 GB",
-        "elsewhere           3 GB",
+        "first      default  MIT",
+        "second     here     ",
+        "elsewhere  4.7 GB   v2",
+        "nowhere             ",
     ]
 
 

@@ -111,6 +111,19 @@ def test_a_text_replaces_those_it_continues(tmp_path: Path) -> None:
     assert [*tmp_path.glob("*")] == [new]
 
 
+def test_a_text_that_may_not_go_to_disk_stays_in_memory_and_replaces_none_that_may(
+    tmp_path: Path,
+) -> None:
+    idle = IdleTexts(files=TextFiles(tmp_path, MODEL, 10**6))
+    idle.put(ONE[:50], lambda: STATE[:50])
+    idle.put(ONE, lambda: STATE, on_disk=False)
+    idle.put(TWO, lambda: STATE, on_disk=False)
+    assert found(idle, ONE) == (STATE, 100)
+    idle.close()
+    assert found(kept(tmp_path), ONE) == (STATE[:50], 50)
+    assert found(kept(tmp_path), TWO) == (b"", 0)
+
+
 def test_the_texts_used_last_stay_within_the_limit(tmp_path: Path) -> None:
     paths = [write(tmp_path, [n, *ONE], model) for n, model in enumerate((MODEL, OTHER, MODEL))]
     for seconds, path in enumerate(paths):
@@ -206,6 +219,11 @@ def test_a_restarted_engine_goes_on_with_a_text_on_disk(
             written = parallel.submit(prompt, method="ar", max_tokens=9).run()
         return written.token_ids, written.stats.n_reused
 
+    with Engine.load(tiny_model, replace(EXACT, n_ctx=512), parallel=2, keep_texts=10) as secret:
+        secret.submit(prompt, method="ar", max_tokens=9, on_disk=False).run()
+        secret.submit([*prompt[:100], 5], method="ar", max_tokens=9).run()
+    (path,) = tmp_path.glob("*.text")
+    path.unlink()
     begun, n_reused = reply(tiny_model, prompt)
     assert n_reused == 0
     turn = [*prompt, *begun, 5]

@@ -171,3 +171,18 @@ class Written(FakeBackend):
         """Add events to the last reply; a text is a token that was not drafted."""
         for event in events:
             self.replies[-1].put(Tokens(((event, False),)) if isinstance(event, str) else event)
+
+
+def talk(page: Page, backend: Written, *texts: str) -> tuple[str, list[int]]:
+    """A chat with messages and the replies to them; returns it and its turns."""
+    chat = page.new_chat()
+    for text in texts:
+        page.post(f"chats/{chat}/messages", text=text)
+        backend.write(f"re: {text}", DONE)
+        page.until(chat, lambda turn: turn["state"] == "done")
+    return chat, [turn["id"] for turn in page.turns(chat)]
+
+
+def said(backend: Written) -> list[str]:
+    """What the last request says, without roles."""
+    return [message["content"] for message in backend.requests[-1].messages]

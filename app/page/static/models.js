@@ -27,19 +27,10 @@ async function openModels() {
     if (hubList) await readHub(hubList.repo);
   }, modelError);
   n_ctx.onchange = kv_type.onchange = change;
-  const placeholder = "owner/repository on the Hub";
-  const repo = h("input", { "aria-label": "Repository on the Hub", placeholder });
-  const search = h("form", {}, repo, h("button", {}, "List files"));
-  search.onsubmit = (event) => {
-    event.preventDefault();
-    tried(() => readHub(repo.value), modelError)();
-  };
-  const path = h("input", { "aria-label": "Path or name of a model", placeholder: "Path of a .gguf file" });
-  const byPath = h("form", {}, path, h("button", {}, "Load"));
-  byPath.onsubmit = (event) => {
-    event.preventDefault();
-    if (path.value.trim()) loadModel({ model: path.value, draft_model: null, heads: [] });
-  };
+  const search = lineForm("Repository on the Hub", "owner/repository on the Hub", "List files", readHub);
+  const byPath = lineForm("Path or name of a model", "Path of a .gguf file", "Load", (model) =>
+    loadModel({ model, draft_model: null, heads: [] }),
+  );
   const dialog = openDialog(
     "Models",
     h("p", { class: "quiet", id: "computed-by" }),
@@ -58,6 +49,16 @@ async function openModels() {
   dialog.classList.add("wide", "models");
   dialog.addEventListener("close", () => (modelList = hubList = null));
   await tried(readModels, modelError)();
+}
+
+function lineForm(label, placeholder, verb, action) {
+  const line = h("input", { "aria-label": label, placeholder });
+  const form = h("form", {}, line, h("button", {}, verb));
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    if (line.value.trim()) tried(() => action(line.value), modelError)();
+  };
+  return form;
 }
 
 const modelError = () => $("#models-error") ?? $("#alert");
@@ -89,11 +90,13 @@ function refreshModels() {
   showModels();
 }
 
+const isUnderWay = (transfer) => ["running", "waiting"].includes(transfer?.state);
+
 listeners.models = ({ transfer, measuring, error }) => {
   if (error) setText(modelError(), error);
   if (!modelsBox() || !modelList) return;
   if (measuring !== undefined) modelList.is_measuring = !!measuring;
-  if (transfer && transfer.state !== "done") {
+  if (isUnderWay(transfer)) {
     for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
       if (one.name === transfer.name) one.transfer = transfer;
     }
@@ -111,7 +114,8 @@ function showModels() {
   setText($("#load-error"), server.status?.error ?? "");
   const groups = [
     ["On this machine", modelList.models.filter((one) => one.is_here)],
-    ["Known, to download", modelList.models.filter((one) => !one.is_here)],
+    ["Downloads", modelList.models.filter((one) => !one.is_here && one.transfer)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.transfer)],
   ];
   modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
   $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
@@ -142,7 +146,7 @@ function modelRow(model) {
   const { transfer } = model;
   const loading = server.status?.loading;
   if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
-  if (transfer && transfer.state !== "done") row.append(...transferLines(transfer));
+  if (transfer) row.append(...transferLines(transfer));
   if (isOpen) row.append(modelDetails(model));
   return row;
 }
@@ -163,30 +167,32 @@ function modelFacts({ shape, fit, speeds, is_here }) {
   return parts;
 }
 
+function modelButton({ name, title }, label, action, attributes) {
+  const names = { "aria-label": `${label}: ${title}`, "data-key": `${label} ${name}` };
+  return button(label, tried(action, modelError), { ...names, ...attributes });
+}
+
 function modelActions(model) {
   const { name, transfer } = model;
-  const act = (label, action, attributes = {}) => {
-    const key = { "aria-label": `${label}: ${model.title}`, "data-key": `${label} ${name}` };
-    return h("button", { type: "button", onclick: tried(action, modelError), ...key, ...attributes }, label);
-  };
+  const act = (...given) => modelButton(model, ...given);
   const loading = server.status?.loading;
   if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
-  if (transfer && ["running", "waiting"].includes(transfer.state)) {
+  if (isUnderWay(transfer)) {
     const label = transfer.file_type ? "Cancel" : "Pause";
     return [act(label, () => api("POST", "/models/pause", { name }))];
   }
   if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
   if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
-  const label = transfer?.state === "paused" ? "Resume" : "Download";
-  return [act(label, () => api("POST", "/models/download", { name }))];
+  const download = () => api("POST", "/models/download", { name });
+  if (!model.can_delete) return [act("Download", download)];
+  return [act("Resume", download), act("Delete…", () => confirmModelDelete(model))]; // a part is here
 }
 
 function transferLines({ state, done, total, error, file_type }) {
   const what = file_type ? `Converting to ${file_type}` : "Downloading";
   const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
   if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
-  if (file_type && state === "paused") return [];
   const text =
     state === "waiting" ? "Waits for another transfer"
     : state === "paused" ? `Paused${much}`
@@ -209,10 +215,7 @@ function modelSpec(model) {
 function modelDetails(model) {
   const { name, shape, fit, speeds, faster } = model;
   const line = (text) => text && h("p", { class: "quiet" }, text);
-  const button = (label, action) => {
-    const key = { "data-key": `${label} ${name}` };
-    return h("button", { type: "button", onclick: tried(action, modelError), ...key }, label);
-  };
+  const act = (...given) => modelButton(model, ...given);
   const form = [
     shape.architecture,
     shape.n_layer && `${shape.n_layer} layers`,
@@ -224,15 +227,15 @@ function modelDetails(model) {
     speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
     speeds.auto && `auto ${Math.round(speeds.auto)} tokens/s`,
   ].filter(Boolean);
-  const changes = (fit?.changes ?? []).map((change) => button(change.text, () => applyChange(change)));
+  const changes = (fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change)));
   if (fit?.fits === false && model.repo && !hubList) {
-    changes.push(button("See other quantisations", () => readHub(model.repo)));
+    changes.push(act("See other quantisations", () => readHub(model.repo)));
   }
   const row = [
-    isLoaded(model) && button(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
-    isLoaded(model) && button("Load again", () => loadModel(modelSpec(model))),
-    faster && button(`Convert to ${faster.file_type}`, () => convertModel(model)),
-    model.can_delete && !isLoaded(model) && button("Delete…", () => confirmModelDelete(model)),
+    isLoaded(model) && act(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
+    isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
+    faster && act(`Convert to ${faster.file_type}`, () => api("POST", "/models/convert", { name })),
+    model.is_here && model.can_delete && act("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
     "div",
@@ -313,55 +316,34 @@ async function measureModel() {
   await api("POST", "/models/measure");
 }
 
-const convertModel = ({ name }) => api("POST", "/models/convert", { name });
+function confirmModelDelete({ name, title, is_here, shape, transfer }) {
+  const takes = inSize(is_here || !transfer ? shape.n_bytes : transfer.done);
+  const question = is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?";
+  const text = `${title} takes ${takes} on disk. Deleting it cannot be undone.`;
+  askWhether(question, text, "Delete", "Keep", async () => {
+    const { freed } = await api("DELETE", "/models/files", { name });
+    notify(`Deleted ${title}: ${inSize(freed)} are free again`);
+  });
+}
 
-function confirmModelDelete({ name, title, shape }) {
-  const dialog = openDialog(
-    "Delete this model’s file?",
-    h("p", {}, `${title} takes ${inSize(shape.n_bytes)} on disk. Deleting it cannot be undone.`),
-    h(
-      "div",
-      { class: "row answers" },
-      h(
-        "button",
-        {
-          type: "button",
-          class: "primary",
-          onclick: tried(async () => {
-            dialog.close();
-            const { freed } = await api("DELETE", "/models/files", { name });
-            notify(`Deleted ${title}: ${inSize(freed)} are free again`);
-          }, modelError),
-        },
-        "Delete",
-      ),
-      h("button", { type: "button", onclick: () => dialog.close() }, "Keep"),
-    ),
-  );
+function askWhether(question, text, yes, no, action) {
+  const act = tried(() => (dialog.close(), action()), modelError);
+  const answers = [button(yes, act, { class: "primary" }), button(no, () => dialog.close())];
+  const dialog = openDialog(question, h("p", {}, text), h("div", { class: "row answers" }, ...answers));
 }
 
 // A method needs something that is not loaded, and models.txt pairs it with the model.
 function offerMissing(method, { setting, offer }) {
   const { spec, name } = server.status.model;
   const load = () => {
-    dialog.close();
     changeSettings({ method, parameters: {} });
     const { model, draft_model, heads, n_ctx, kv_type } = spec;
     const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
     loadWith = { n_ctx, kv_type };
-    loadModel({ model, draft_model, heads, ...beside });
+    return loadModel({ model, draft_model, heads, ...beside });
   };
   const text =
     `Load ${name} again with ${offer.join(", ")}? ` +
     "A file that is not on this machine is downloaded first.";
-  const dialog = openDialog(
-    `The method ${titleOf(method)} needs ${NEEDS[setting]}`,
-    h("p", {}, text),
-    h(
-      "div",
-      { class: "row answers" },
-      h("button", { type: "button", class: "primary", onclick: load }, "Load"),
-      h("button", { type: "button", onclick: () => dialog.close() }, "Not now"),
-    ),
-  );
+  askWhether(`The method ${titleOf(method)} needs ${NEEDS[setting]}`, text, "Load", "Not now", load);
 }

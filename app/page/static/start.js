@@ -65,7 +65,11 @@ listeners.status = (status) => {
 listeners.reset = tried(async () => {
   await readServer();
   await readChats();
-  if (chat) await openChat(chat.id);
+  if (!chat) return;
+  const got = await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`);
+  chat = got.chat;
+  const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
+  takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
 });
 
 // Asks until the server answers: it may just be starting again.
@@ -83,7 +87,6 @@ async function readServer() {
   setText($("#offline"), "");
   lastId = String(server.seq ?? "");
   for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
-  $("#incognito").hidden = !server.incognito;
   if (server.notice) notify(server.notice);
   showHeader();
 }

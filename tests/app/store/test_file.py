@@ -71,7 +71,7 @@ def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
     connection.close()
     before = file.read_bytes()
     with pytest.raises(
-        StoreError, match=r"schema 9; this one reads up to 1\). Update this program"
+        StoreError, match=r"schema 9; this one reads up to 2\). Update this program"
     ):
         Store(file)
     assert file.read_bytes() == before
@@ -87,18 +87,44 @@ def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_i
     step = "ALTER TABLE chats ADD COLUMN colour TEXT\n\nCREATE TABLE more (id)"
     with pytest.raises(StoreError, match="no such table"):
         Database(file, (*SCHEMA, f"{step}\n\nINSERT INTO nowhere VALUES (1)"))
-    store = Store(file)  # still version 1
+    store = Store(file)  # still version 2
     assert texts(store, chat) == ["hello"]
     store.close()
     database = Database(file, (*SCHEMA, step))
     rows = database.read(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
     assert [tuple(row) for row in rows] == [("hello", None)]
     database.close()
-    copy = tmp_path / "chats-v1.db"
+    copy = tmp_path / "chats-v2.db"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     store = Store(copy)
     assert texts(store, chat) == ["hello"]
     store.close()
+
+
+def test_an_earlier_files_texts_are_indexed_anew(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    store = Store(tmp_path / "new.db")
+    chat, (ask, reply) = talk(store, "天气很好", "晴")
+    store.close()
+    Database(file, SCHEMA[:1]).close()
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE VIRTUAL TABLE titles USING fts5 (title)")
+        connection.execute(
+            "CREATE TRIGGER titles_insert AFTER INSERT ON chats BEGIN "
+            "INSERT INTO titles (title) VALUES (new.title); END"
+        )
+        connection.execute("ATTACH ? AS new", (str(tmp_path / "new.db"),))
+        for table in ("chats", "turns"):
+            connection.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
+    connection.close()
+    store = Store(file)
+    assert [hit.turn for hit in store.search("", "很好")] == [None, ask]
+    store.save_reply(reply, "雨", {}, "done")
+    assert [hit.turn for hit in store.search("", "雨")] == [reply]
+    assert store.search("", "晴") == []
+    assert store.path(chat.id, "")[1][0].text == "雨"
+    store.close()
+    assert (tmp_path / "chats-v1.db").exists()
 
 
 def test_a_full_disk_refuses_a_message_and_loses_nothing(tmp_path: Path) -> None:
@@ -132,7 +158,8 @@ def test_a_second_server_does_not_end_the_replies_of_the_first(tmp_path: Path) -
     reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
     first.save_reply(reply.id, "half", {}, "running")
     second = Store(tmp_path / "chats.db")
-    assert [(turn.text, turn.state) for turn in second.interrupted()] == [("half", "interrupted")]
+    seen = second.turn(reply.id, "")
+    assert (seen.text, seen.state) == ("half", "interrupted")
     first.save_reply(reply.id, "half of", {}, "running")
     assert second.turn(reply.id, "").state == "running"
     first.save_reply(reply.id, "all of it", {"n": 1}, "done")

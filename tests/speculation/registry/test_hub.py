@@ -26,6 +26,7 @@ from tests.support.paths import ROOT
 
 CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+PARTIAL = f"{SHA256}.3072000.model.gguf@main.incomplete"
 SOURCE = "hf:owner/repo/model.gguf"
 REGISTRY = {"tiny": ModelEntry("tiny", HubFile("owner/repo", "model.gguf"), None, "")}
 
@@ -132,7 +133,7 @@ def test_a_dropped_download_resumes_where_it_stopped(
 def test_an_interrupted_download_resumes_on_the_next_run(hub: HubServer, cache: Path) -> None:
     hub.drop_after = [2_000_000, *[0] * 10]
     assert "run again to resume the download" in failure()
-    assert blobs(cache) == {f"{SHA256}.incomplete": 2_000_000}
+    assert blobs(cache) == {PARTIAL: 2_000_000}
     before = len(hub.byte_requests())
     hub.drop_after = []
     assert fetched() == CONTENT
@@ -157,7 +158,7 @@ def test_ctrl_c_or_a_disk_that_fills_up_keeps_the_bytes_received(
     else:
         assert raised.value is error
     [(name, size)] = blobs(cache).items()
-    assert (name, size) == (f"{SHA256}.incomplete", Bar.made[0].at)
+    assert (name, size) == (PARTIAL, Bar.made[0].at)
     assert fetched() == CONTENT
     assert hub.byte_requests()[-1].range == f"bytes={size}-"
 
@@ -173,7 +174,7 @@ def test_a_server_without_ranges_sends_the_whole_file_again(hub: HubServer, cach
 def test_a_partial_file_is_completed_and_checked(hub: HubServer, cache: Path, left: bytes) -> None:
     folder = cache / "models--owner--repo" / "blobs"
     folder.mkdir(parents=True)
-    (folder / f"{SHA256}.incomplete").write_bytes(left)
+    (folder / PARTIAL).write_bytes(left)
     if len(left) < len(CONTENT):
         assert "owner/repo/model.gguf is corrupt" in failure()
     assert fetched() == CONTENT

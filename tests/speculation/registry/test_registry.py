@@ -55,11 +55,15 @@ def use_registry(monkeypatch: pytest.MonkeyPatch, text: str) -> dict[str, ModelE
 # Parsing
 
 
-def test_a_line_has_name_source_draft_and_description() -> None:
-    entries = parsed("big | hf:o/r/big.gguf | small | 9 GB | MIT\nsmall | hf:o/r/s.gguf | - |\n")
+def test_a_line_has_name_source_with_size_draft_and_description() -> None:
+    entries = parsed(
+        "big | hf:o/r/big.gguf@v2 (1.5 GB) | small | 9B | MIT\nsmall | s (2).gguf (80 MB) | - |\n"
+    )
+    big = HubFile("o/r", "big.gguf", "v2")
+    small = Path("/home/ada/s (2).gguf")
     assert entries == {
-        "big": ModelEntry("big", HubFile("o/r", "big.gguf"), "small", "9 GB | MIT"),
-        "small": ModelEntry("small", HubFile("o/r", "s.gguf"), None, ""),
+        "big": ModelEntry("big", big, "small", "9B | MIT", n_bytes=1_500_000_000),
+        "small": ModelEntry("small", small, None, "", n_bytes=80_000_000),
     }
 
 

@@ -1,21 +1,16 @@
-"""Chats over HTTP: replies as jobs, branches, files, owners, incognito, and what comes back."""
+"""Replies over HTTP: as jobs, what they read, what is kept of them, what the stream tells."""
 
 from __future__ import annotations
 
-import base64
 import json
-import sqlite3
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from app.page import jobs
-from app.page.chats import FIRST_INCOGNITO, Chats
+from app.page.chats import Chats
 from app.page.prompt import prompt_of
 from app.store import Store, StoreError, Turn
 from app.worker.messages import (
@@ -30,33 +25,9 @@ from app.worker.messages import (
     Tokens,
     Waiting,
 )
-from tests.support.fake_backend import DONE, MODEL, FakeBackend
+from tests.support.fake_backend import DONE, MODEL
 from tests.support.local_backend import LocalBackend
-from tests.support.page import Page, Written, served
-
-CUT = replace(DONE, finish_reason="length")
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Iterator[tuple[Page, Written, Chats]]:
-    backend = Written()
-    with served(backend, tmp_path / "chats.db") as site:
-        yield site.page(), backend, site.chats
-
-
-def talk(page: Page, backend: Written, *texts: str) -> tuple[str, list[int]]:
-    """A chat with messages and the replies to them; returns it and its turns."""
-    chat = page.new_chat()
-    for text in texts:
-        page.post(f"chats/{chat}/messages", text=text)
-        backend.write(f"re: {text}", DONE)
-        page.until(chat, lambda turn: turn["state"] == "done")
-    return chat, [turn["id"] for turn in page.turns(chat)]
-
-
-def said(backend: Written) -> list[str]:
-    """What the last request says, without roles."""
-    return [message["content"] for message in backend.requests[-1].messages]
+from tests.support.page import Page, Written, said, served, talk
 
 
 def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
@@ -93,47 +64,6 @@ def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
     assert ended["figures"][0] == ["Speed", "80 tokens/s"]
     assert ended["n_context"] == 312
     page.post(f"turns/{reply['id']}/continue", 409)
-
-
-def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(
-    written: tuple[Page, Written, Chats],
-) -> None:
-    page, backend, _ = written
-    chat, (one, first, _, _) = talk(page, backend, "one", "two")
-    seq = page.get("state")["seq"]
-    (second,) = page.post(f"turns/{first}/retry")["turns"]
-    assert second["siblings"] == [first, second["id"]]
-    assert said(backend) == ["one"]
-    backend.write("again", DONE)
-    page.until_done(second["id"], seq)
-    uno, answer = page.post(f"turns/{one}/edit", text="uno")["turns"]
-    assert (uno["parent"], uno["siblings"]) == (None, [one, uno["id"]])
-    backend.write("si", DONE)
-    page.until_done(answer["id"], seq)
-    (better,) = page.post(f"turns/{answer['id']}/edit", text="**sí**")["turns"]
-    assert (better["blocks"], better["state"]) == (["<p><strong>sí</strong></p>\n"], "done")
-
-    chosen = page.post(f"turns/{one}/choose")
-    assert [turn["id"] for turn in chosen["turns"]] == [one, second["id"]]
-    page.post(f"chats/{chat}/messages", text="three")
-    assert said(backend) == ["one", "again", "three"]
-    page.ask("DELETE", f"turns/{second['id']}", 409)
-    backend.write(DONE)
-    page.until(chat, lambda turn: turn["state"] == "done")
-    gone = page.ask("DELETE", f"turns/{second['id']}")
-    assert [turn["text"] for turn in gone["turns"]] == ["re: one", "two", "re: two"]
-    back = page.post(f"turns/{second['id']}/restore")
-    assert [turn["text"] for turn in back["turns"]] == ["again", "three", ""]
-    told = [data for kind, data in page.events(seq, until="restored") if kind == "turns"]
-    assert [(data["after"], len(data["turns"])) for data in told] == [
-        (one, 1),
-        (None, 2),
-        (uno["id"], 1),
-        (None, 2),
-        (second["id"], 2),
-        (one, 3),
-        (one, 3),
-    ]
 
 
 def test_messages_without_a_reply_and_reasoning_are_left_out_of_later_prompts(
@@ -208,56 +138,6 @@ def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
     assert n_parts > 4
     resumed = page.stream(None, last_id=str(seq + 2))
     assert [next(resumed)[0] for _ in range(3)] == [seq + 3, seq + 4, seq + 5]
-
-
-def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
-    written: tuple[Page, Written, Chats],
-) -> None:
-    page, backend, _ = written
-    chat = page.new_chat()
-    pdf = base64.b64encode(pdf_of("The hen.")).decode()
-    files = [{"name": "fox.txt", "text": "The fox."}, {"name": "hen.pdf", "pdf": pdf}]
-    asked, _ = page.post(f"chats/{chat}/messages", text="Well?", files=files)["turns"]
-    read = "fox.txt:\n```\nThe fox.\n```\n\nhen.pdf:\n```\nThe hen.\n```\n\n"
-    assert said(backend) == [f"{read}Well?"]
-    assert asked["files"] == [
-        {"name": "fox.txt", "size": "8 B"},
-        {"name": "hen.pdf", "size": "8 B"},
-    ]
-    assert page.get(f"turns/{asked['id']}/files/1")["text"] == "The hen."
-    backend.write("yes", DONE)
-    page.until(chat, lambda turn: turn["state"] == "done")
-    page.post(f"turns/{asked['id']}/edit", text="So?", files=[{"kept": 0}])
-    assert said(backend) == ["fox.txt:\n```\nThe fox.\n```\n\nSo?"]
-    other = page.new_chat()
-    broken = [{"name": "x.pdf", "pdf": base64.b64encode(b"%PDF-1.4 no").decode()}]
-    error = page.post(f"chats/{other}/messages", 400, text="", files=broken)["error"]
-    assert error["message"].startswith("x.pdf cannot be read as a PDF: ")
-    page.post(f"chats/{other}/messages", 400, text=" ")
-    page.post(f"turns/{asked['id']}/edit", 400, text=" ", files=[])
-    page.post(f"turns/{2**64}/retry", 400)
-    page.get(f"chats/{chat}?before={2**64}", 400)
-    assert page.turns(other) == []
-
-
-def pdf_of(text: str) -> bytes:
-    """A PDF of one page."""
-    stream = f"BT /F1 12 Tf 10 10 Td ({text}) Tj ET"
-    objects = (
-        "<</Type/Catalog/Pages 2 0 R>>",
-        "<</Type/Pages/Kids[3 0 R]/Count 1>>",
-        "<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 50]/Contents 4 0 R"
-        "/Resources<</Font<</F1 5 0 R>>>>>>",
-        f"<</Length {len(stream)}>>stream\n{stream}\nendstream",
-        "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
-    )
-    made, at = "%PDF-1.4\n", []
-    for number, one in enumerate(objects, 1):
-        at.append(len(made))
-        made += f"{number} 0 obj\n{one}\nendobj\n"
-    table = "".join(f"{start:010} 00000 n \n" for start in at)
-    end = f"xref\n0 6\n0000000000 65535 f \n{table}trailer<</Size 6/Root 1 0 R>>\nstartxref\n"
-    return f"{made}{end}{len(made)}\n%%EOF".encode()
 
 
 def test_invalid_settings_are_named_before_anything_is_written(
@@ -346,31 +226,6 @@ def test_a_reply_is_saved_twice_a_second_and_again_when_the_disk_has_room(
     assert chats.kept.turn(reply["id"], "").text == "one two"
 
 
-def test_incognito_chats_are_in_no_list_no_file_and_no_memory(
-    written: tuple[Page, Written, Chats], tmp_path: Path
-) -> None:
-    page, backend, _ = written
-    seq = page.get("state")["seq"]
-    chat = page.new_chat(incognito=True)
-    asked, _ = page.post(f"chats/{chat}/messages", text="secret")["turns"]
-    assert asked["id"] == FIRST_INCOGNITO
-    assert backend.requests[0].memory is None
-    backend.write("hush", DONE)
-    page.until(chat, lambda turn: turn["state"] == "done")
-    page.post(f"turns/{asked['id']}/edit", text="secret!")
-    backend.write("hush!", DONE)
-    assert page.until(chat, lambda turn: turn["state"] == "done")["text"] == "hush!"
-    assert page.get("chats")["chats"] == []
-    assert page.get("search?q=secret")["hits"] == []
-    kinds = {kind for kind, _ in page.events(seq, until="incognito")}
-    assert kinds == {"turns", "turn"}
-    backend.state = Status(replace(MODEL, spec=ModelSpec("m.gguf", keep_texts=9)))
-    page.post("chats", 409, incognito=True)
-    page.post(f"chats/{chat}/messages", 409, text="more")
-    with sqlite3.connect(tmp_path / "chats.db") as database:
-        assert database.execute("SELECT count(*) FROM turns").fetchone() == (0,)
-
-
 def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,85 +255,6 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     assert n_shown > 90
     assert n_up < 10_000
     assert n_down < 60_000
-
-
-def test_every_key_and_every_browser_of_others_has_its_own_chats(tmp_path: Path) -> None:
-    backend = Written()
-    with served(backend, tmp_path / "a.db", keys=("a", "b"), is_one=False) as site:
-        ann, bob = (site.page(Authorization=f"Bearer {key}") for key in "ab")
-        assert site.page().get("state", 401)
-        chat = ann.new_chat()
-        assert bob.get("chats")["chats"] == []
-        bob.get(f"chats/{chat}", 404)
-        ann.post(f"chats/{chat}/messages", text="hi")
-        assert backend.requests[0].memory == ann.get("state")["owner"] != ""
-    with served(FakeBackend(), tmp_path / "b.db", host="0.0.0.0", is_one=False) as site:
-        ann, bob = site.page(), site.page()
-        assert "Ask for /page/state first" in ann.get("chats", 403)["error"]["message"]
-        answer = ann.client.get("state")
-        bob.get("state")
-        for word in ("HttpOnly", "SameSite=strict"):
-            assert word in answer.headers["set-cookie"]
-        assert "set-cookie" not in ann.client.get("state").headers
-        chat = ann.new_chat()
-        assert [one["id"] for one in ann.get("chats")["chats"]] == [chat]
-        assert bob.get("chats")["chats"] == []
-        bob.get(f"chats/{chat}", 404)
-    with served(FakeBackend(), tmp_path / "c.db") as site:
-        answer = site.page().client.get("state")
-        assert (answer.json()["owner"], "set-cookie" in answer.headers) == ("", False)
-
-
-def test_other_sites_and_unknown_methods_are_refused_in_the_endpoints_form(
-    written: tuple[Page, Written, Chats],
-) -> None:
-    page, _, _ = written
-    own = str(page.client.base_url).removesuffix("/page/")
-    for headers, status in (
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "http://localhost:1"}, 403),  # enough for the endpoint
-        ({"Host": "evil.example"}, 403),
-        ({"Origin": own}, 200),
-    ):
-        answer = page.client.post("chats", json={}, headers=headers)
-        assert answer.status_code == status, headers
-        assert status == 200 or answer.json()["error"]["type"] == "permission_error"
-        for path in ("state", "events"):
-            if status == 403:
-                with page.client.stream("GET", path, headers=headers) as answer:
-                    assert answer.status_code == status
-    assert httpx.put(f"{own}/page/chats").json()["error"]["code"] == 405
-    assert httpx.get(f"{own}/page/nothing").json()["error"]["code"] == 404
-    assert page.ask("PATCH", f"chats/{page.new_chat()}", title="Mine")["title"] == "Mine"
-
-
-def test_chats_are_named_moved_copied_deleted_exported_and_imported(
-    written: tuple[Page, Written, Chats],
-) -> None:
-    page, backend, _ = written
-    chat, turns = talk(page, backend, "What's <up>?")
-    assert page.get("search?q=up")["hits"][0]["html"] == "What&#x27;s &lt;<mark>up</mark>&gt;?"
-    changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True, folder="Work")
-    assert (changed["title"], changed["is_pinned"]) == ("What's <up>?", True)
-    assert page.get("state")["folders"] == ["Work"]
-    copy = page.post(f"chats/{chat}/duplicate", turn=turns[0])
-    assert [turn["text"] for turn in page.turns(copy["id"])] == ["What's <up>?"]
-    assert [one["id"] for one in page.get("chats?folder=Work&before=" + chat)["chats"]] == [
-        copy["id"]
-    ]
-    exported = page.client.get(f"chats/{chat}/export")
-    named = "filename=\"What s up.json\"; filename*=UTF-8''What%20s%20up.json"
-    assert exported.headers["content-disposition"] == f"attachment; {named}"
-    assert "re: What's <up>?" in page.client.get(f"chats/{chat}/export?format=md").text
-    page.ask("DELETE", f"chats/{copy['id']}")
-    page.get(f"chats/{copy['id']}", 404)
-    assert page.post(f"chats/{copy['id']}/restore")["id"] == copy["id"]
-    back = page.client.post("import", content=exported.content).json()
-    assert back["refused"] == []
-    preset = page.post("presets", name="mine", settings={"method": "guess"})
-    assert page.get("state")["presets"] == [preset]
-    page.ask("DELETE", "presets", id=preset["id"])
-    assert page.get("state")["presets"] == []
 
 
 def test_a_models_reply_can_be_replayed_and_raced(tiny_model: Path, tmp_path: Path) -> None:
