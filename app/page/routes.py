@@ -424,29 +424,22 @@ def status_json(status: Status) -> Json:
 def model_json(model: LoadedModel, facts: ModelFacts) -> Json:
     """The loaded model; ``missing`` are the methods that cannot run, what each needs, and the names
     that models.txt has for it."""
-    found = asdict(model)
-    found["name"] = re.split(r"[/\\]", model.spec.model)[-1]
-    offers = _offers(model.spec.model, facts.missing)
-    found["missing"] = {
-        method: {"setting": setting, "offer": offers[method]}
-        for method, setting in facts.missing.items()
-    }
-    return found
-
-
-def _offers(model: str, missing: Mapping[str, str]) -> dict[str, list[str]]:
-    """For each method what models.txt pairs with the model. The description of heads says which
-    methods they are for."""
     try:
         entries = read_registry()
     except RegistryError:  # whoever loads a model hears of it
         entries = {}
-    entry = entries.get(model)
-    offers: dict[str, list[str]] = {method: [] for method in missing}
-    for method, setting in missing.items():
-        if entry is not None and setting == "draft_model" and entry.draft:
-            offers[method] = [entry.draft]
-        elif entry is not None and setting == "heads":
-            words = {name: entries[name].description.replace(",", " ") for name in entry.heads}
-            offers[method] = [name for name in entry.heads if method in words[name].split()]
-    return offers
+    entry = entries.get(model.spec.model)
+
+    def offer(method: str, setting: str) -> list[str]:
+        if entry is None:
+            return []
+        if setting == "heads":
+            return [name for name in entry.heads if method in entries[name].methods]
+        return [entry.draft] if setting == "draft_model" and entry.draft else []
+
+    missing = {
+        method: {"setting": setting, "offer": offer(method, setting)}
+        for method, setting in facts.missing.items()
+    }
+    name = re.split(r"[/\\]", model.spec.model)[-1]
+    return {**asdict(model), "name": name, "missing": missing}

@@ -12,7 +12,7 @@ from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
 
 LINE_FORMAT = "name | source | draft | description"
-HEADS = "heads"  # in the draft field: the line names drafting heads, not a model
+HEADS = "heads"  # begins the draft field of drafting heads; their methods follow
 HUB_FORMAT = "hf:owner/repository/file.gguf or hf:owner/repository/file.gguf@revision"
 PACKAGE_FORMAT = "package:name/file.gguf@sha256:…, optionally followed by -> Q8_0 to convert it"
 
@@ -75,6 +75,7 @@ class ModelEntry:
     draft     name of the draft model paired with this model, or None
     heads     names of the drafting heads paired with it
     is_heads  whether this line is a file of drafting heads instead of a model
+    methods   the methods that such heads are for
     n_bytes   about the size of the source's file; 0 if the line does not tell it
     """
 
@@ -85,6 +86,7 @@ class ModelEntry:
     heads: tuple[str, ...] = ()
     is_heads: bool = False
     n_bytes: int = 0
+    methods: tuple[str, ...] = ()
 
 
 def parse_hub(source: str) -> HubFile:
@@ -200,9 +202,11 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
     if sized := _SIZED.fullmatch(source):
         source = sized["source"]
         n_bytes = int(float(sized["number"]) * {"MB": 1e6, "GB": 1e9}[sized["unit"]])
-    found, is_heads = _parse_source(source, folder), draft == HEADS
-    paired = None if is_heads or draft == "-" else draft
-    return ModelEntry(name, found, paired, description, is_heads=is_heads, n_bytes=n_bytes)
+    found = ModelEntry(name, _parse_source(source, folder), None, description, n_bytes=n_bytes)
+    first, *methods = draft.split()
+    if first == HEADS:
+        return replace(found, is_heads=True, methods=tuple(methods))
+    return replace(found, draft=None if draft == "-" else draft)
 
 
 def _parse_source(source: str, folder: Path) -> HubFile | PackageFile | Path:

@@ -70,11 +70,12 @@ def test_a_line_has_name_source_with_size_draft_and_description() -> None:
 def test_the_draft_field_can_name_heads() -> None:
     entries = parsed(
         "big | big.gguf | big-medusa, small,big-eagle | \nsmall | s.gguf | - |\n"
-        "big-medusa | m.gguf | heads | 4 MB\nbig-eagle | e.gguf | heads |"
+        "big-medusa | m.gguf | heads |\nbig-eagle | e.gguf | heads eagle-1 eagle-2 |"
     )
     heads = ("big-medusa", "big-eagle")
     assert (entries["big"].draft, entries["big"].heads) == ("small", heads)
     assert tuple(entry.name for entry in entries.values() if entry.is_heads) == heads
+    assert entries["big-eagle"].methods == ("eagle-1", "eagle-2")
     with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; keep one"):
         parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
 
