@@ -27,11 +27,10 @@ def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT
     curve = cost.curve(len(chosen[0][0].tokens) - 1)
     n_drafts = sum([len(text.tree) - 1 for text, _ in chosen])
     plain_rows = prompt_rows + sum([len(text.tree) for text in texts]) - n_drafts
-    last = min(max_rows, plain_rows + n_drafts)
     selected = select(
         [text.tree for text, _ in chosen],
         [text.budget for text, _ in chosen],
-        curve.table[: last + 1] + [curve.at(n) for n in range(len(curve.table), last + 1)],
+        curve.table_to(min(max_rows, plain_rows + n_drafts)),
         n_texts=len(texts),
         plain_rows=plain_rows,
         last_rows=cost.last_rows,

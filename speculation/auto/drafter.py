@@ -158,9 +158,9 @@ class Auto(Drafter):
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
         self.cost.begin()
         self._look_up(len(prompt))
-        table = self._curve.table
+        row = self._curve.at(SIZES[-1]) / SIZES[-1]
         for source in self.sources:
-            yield from source.begin(prompt, table[-1] / (len(table) - 1))
+            yield from source.begin(prompt, row)
 
     def _look_up(self, n_past: int) -> None:
         """Look up what a step costs after ``n_past`` tokens."""

@@ -64,8 +64,14 @@ class CostCurve:
         most = max(self.sizes[-1], SIZES[-1])
         return [0.0, *(self._at(n) for n in range(1, most + 1))]
 
+    def table_to(self, n: int) -> list[float]:
+        """Seconds for 0, 1, … ``n`` rows."""
+        table = self.table
+        table += [self._at(rows) for rows in range(len(table), n + 1)]
+        return table[: n + 1]
+
     def at(self, n: int) -> float:
-        """Seconds for ``n`` rows; extrapolated beyond the table."""
+        """Seconds for ``n`` rows."""
         table = self.table
         return table[n] if n < len(table) else self._at(n)
 
@@ -88,7 +94,7 @@ class CostCurve:
     def row_share(self) -> float:
         """The lowest average cost of an additional row, as a share of a one-row batch."""
         plain = self.table[1]
-        per_row = [(self.table[n] / plain - 1) / (n - 1) for n in range(2, len(self.table))]
+        per_row = [(self.table[n] / plain - 1) / (n - 1) for n in range(2, SIZES[-1] + 1)]
         return max(min(per_row), 1e-9)
 
     def pays_from(self, n_texts: int, extra: float) -> float:
@@ -101,7 +107,7 @@ class CostCurve:
         key = n_texts, round(_PARTS * extra / plain)
         found = self._pays_from.get(key)
         if found is None:
-            most = max(1, len(self.table) - 1 - n_texts)
+            most = max(1, SIZES[-1] - n_texts)
             fixed = key[1] / _PARTS - n_texts
             needed = [self.at(n_texts + n) / plain + fixed for n in range(1, most + 1)]
 
