@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +107,9 @@ def test_a_killed_server_leaves_the_text_and_the_page_finds_it_again(
     with served(model, tmp_path / "chats.db", "--port", port) as (address, process):
         chat = Chat(context, address)
         chat.begin_endless("go on")
-        length = f"document.querySelector('{LAST} .answer').textContent.length"
-        chat.page.wait_for_function(f"{length} > 400")
+        with closing(sqlite3.connect(tmp_path / "chats.db")) as kept:
+            while kept.execute("SELECT max(length(text)) FROM turns").fetchone()[0] <= 100:
+                chat.page.wait_for_timeout(50)
         process.kill()
     chat.page.wait_for_selector("#offline:has-text('No connection to the server')")
     chat.page.keyboard.press("Escape")
