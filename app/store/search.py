@@ -38,18 +38,22 @@ def split(text: str) -> str:
 
 
 def find(db: sqlite3.Connection, owner: str, text: str, limit: int) -> list[Hit]:
-    """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
+    """Titles, then turns, latest first, with all words of ``text``, the last as a prefix.
+
+    A chat is found with a snippet once: its title is often the beginning of its first message.
+    """
     # Quoted, a word is text alone: FTS5's operators and marks in it mean nothing. One that was
     # split is a phrase.
     words = [split(word).replace('"', '""') for word in clean(text).replace("\0", " ").split()]
     if not words:
         return []
     query = " ".join(f'"{word}"' for word in words) + "*"
-    hits: list[Hit] = []
+    hits: dict[tuple[str, str], Hit] = {}
     for statement in (_TITLES, _TEXTS):
-        rows = db.execute(statement, (query, owner, limit - len(hits)))
-        hits += [Hit(chat_of(row), row["turn"], _shown(row["snippet"])) for row in rows]
-    return hits
+        for row in db.execute(statement, (query, owner, limit - len(hits))):
+            hit = Hit(chat_of(row), row["turn"], _shown(row["snippet"]))
+            hits[hit.chat.id, hit.snippet] = hit
+    return list(hits.values())
 
 
 def _shown(snippet: str) -> str:
