@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import cycle
+from itertools import chain, repeat
 from statistics import median
 from time import perf_counter, process_time
 
@@ -26,6 +26,7 @@ _REQUIRED = (1, 2, 4, 8, 16)
 _OTHERS = (64, 32, 3, 6, 12, 24, 48)
 _FAR_SIZES = (1, 8, 64)  # enough for what attention adds
 _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to measure
+_MAX_ROUNDS = 12
 _MAX_TRIES = 3
 # Share of the time that llama.cpp's threads had a processor; they wait for each other actively. On
 # two cores 0.99 to 1 alone, 0.65 to 0.97 beside a program that is busy, always or at times.
@@ -39,7 +40,7 @@ def measure_curve(
     budget_seconds: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> CostCurve:
-    """Measure the curve over ``sizes``, which ascend from 1, over and over within the budget.
+    """Measure the curve over ``sizes``, which ascend from 1, in up to 12 rounds within the budget.
 
     ``decode(n)`` decodes n rows and returns the seconds it took. ``progress`` gets each size when
     it has first been measured. A size is decoded three times after four single rows. The quickest
@@ -64,7 +65,7 @@ def measure_curve(
             spent += times[-1]
         return times
 
-    for n in cycle(order):
+    for n in chain.from_iterable(repeat(order, _MAX_ROUNDS)):
         is_known, is_small = n in found or n in once, n <= _MAX_SMALL
         if spent > budget_seconds and (is_known or n not in _REQUIRED):
             break  # every required size precedes the others
