@@ -116,8 +116,8 @@ def test_an_error_while_tokens_are_handed_out_ends_their_text_alone(
 
 @pytest.fixture(scope="module")
 def drafting(tiny_model: Path) -> Iterator[Engine]:
-    """An engine whose rows are so cheap that ``auto`` drafts."""
-    cost = Cost(CostCurve.linear(1e-3, 1e-6))
+    """An engine whose steps take so long that ``auto`` drafts, however slow Python is."""
+    cost = Cost(CostCurve.linear(1.0, 1e-6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "follow", lambda *step: None)
         patch.setattr(Runtime, "_measure_cost", lambda runtime: cost)
@@ -126,10 +126,10 @@ def drafting(tiny_model: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("method", "own"), [("prompt-lookup", {"prompt-lookup"}), ("auto", {"suffix", "recycling"})]
+    ("method", "own"), [("prompt-lookup", "prompt-lookup"), ("auto", "suffix")]
 )
 def test_each_draft_names_its_source_and_the_steps_add_up_to_the_text(
-    drafting: Engine, method: str, own: set[str]
+    drafting: Engine, method: str, own: str
 ) -> None:
     repeated = 8 * "the cat saw a dog "
     regex = {"regex": "(the (cat|dog) saw [a-z]{1,3} )+"}
@@ -138,7 +138,7 @@ def test_each_draft_names_its_source_and_the_steps_add_up_to_the_text(
         text = drafting.generate(repeated, sampling=sampling, **settings)
         steps, stats = text.run().steps, text.stats
         named = {draft.source for one in steps for draft in one.drafts}
-        assert extra <= named <= own | extra and len(named) > len(extra), named
+        assert named == extra | {own}
         assert [token for one in steps for token in tokens_of(one)] == text.token_ids
         assert sum(len(one.drafts) for one in steps) == stats.n_drafted
         assert sum(len(one.path) for one in steps) == stats.n_accepted

@@ -223,9 +223,9 @@ def test_the_loaded_model_goes_on_while_another_is_downloaded_or_waits(
     held: Held,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    list(fresh.load(spec(tiny_model, parallel=2)))
+    list(fresh.load(spec(long_model, 32768, parallel=2)))
     monkeypatch.setattr("app.worker.loading.resolve", lambda model, **_: held(Path(model)))
-    load = fresh.load(spec(long_model))
+    load = fresh.load(spec(tiny_model))
     assert held.reached.wait(60)
     assert isinstance(list(fresh.reply(request("hi", max_tokens=2)))[-1], Done)
     running = fresh.reply(request("hi", "running", sampling=ENDLESS, method="ar"))
@@ -246,7 +246,7 @@ def test_the_loaded_model_goes_on_while_another_is_downloaded_or_waits(
     assert isinstance(list(load)[-1], Loaded)
     done = list(after)[-1]
     assert isinstance(done, Done) and done.model is not None
-    assert done.model.spec == spec(long_model)
+    assert done.model.spec == spec(tiny_model)
 
 
 def test_what_is_prepared_ends_at_once_when_its_client_leaves(
