@@ -181,11 +181,13 @@ def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
 def test_a_source_that_tells_what_its_draft_promises_is_asked_if_that_pays(
     monkeypatch: pytest.MonkeyPatch, promise: float, is_asked: bool
 ) -> None:
-    # A row costs 0.2 of a step.
     drafter = OneToken(7, promise)
     monkeypatch.setattr(drafter, "promise", lambda tokens: promise)
     auto = auto_of(drafter, row=0.2)
+    auto.cost.n_texts = 4
     run(auto.begin([1]))
+    assert auto.promise([1]) == 0.0  # four share the step, so that a row costs half a token
+    auto.cost.n_texts = 1  # a row costs 0.2 of a step
     assert auto.promise([1]) == is_asked
     assert (len(draft(auto, [1])) > 1) == is_asked
 
