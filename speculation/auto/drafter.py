@@ -164,8 +164,8 @@ class Auto(Drafter):
 
     def _look_up(self, n_past: int) -> None:
         """Look up what a step costs after ``n_past`` tokens."""
-        cost = self.cost
-        self._n_texts = n_texts = cost.n_texts
+        cost, n_texts = self.cost, self.cost.n_texts
+        self._sizes = n_texts, cost.last_rows  # the rest hardly changes from step to step
         self._curve = curve = cost.curve(n_past)
         self._plain = curve.at(n_texts) / n_texts  # seconds of a token without drafts
         extra = cost.overhead + cost.change(curve, n_texts) / n_texts
@@ -177,7 +177,7 @@ class Auto(Drafter):
 
     def promise(self, tokens: Sequence[int]) -> float:
         """1 if a source is worth asking, else 0."""
-        if self._n_texts != self.cost.n_texts:  # a row costs another share of a token
+        if self._sizes != (self.cost.n_texts, self.cost.last_rows):
             self._look_up(len(tokens) - 1)
         for source in self.sources:
             if source.is_worth_asking(tokens, self._plain, self._pays_from):
