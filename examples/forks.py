@@ -31,7 +31,6 @@ class Forks(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._places, self._n_seen = {}, 2
-        self._acceptance.new_text()
 
     def promise(self, tokens: Sequence[int]) -> float:
         """Without places to copy from, the step is a plain one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 # Rate of learning and of moving averages: 0.05 was as good as 0.1 in a replay of 350 replies,
 # better than 0.2 and 0.3.
@@ -57,9 +58,9 @@ BY_PROBABILITY = by_probability()
 class Acceptance:
     """The acceptance probability of each cell: of a kind of draft with a strength.
 
-    Cell ``10 * kind + strength``. Each outcome moves the log-odds of its cell, which persist, and
-    an offset shared by all cells, because some texts are more predictable than others. The offset
-    is halved when another text begins.
+    Cell ``10 * kind + strength``. Each outcome moves the log-odds of its cell, which all texts
+    share, and an offset of all cells, which each text has its own of (``of_text``), because some
+    texts are more predictable than others.
 
     log_odds  by cell, without the offset
 
@@ -77,12 +78,19 @@ class Acceptance:
         self.log_odds = list(priors)
         if isinstance(log_odds, list) and len(log_odds) == len(priors):
             self.log_odds = [float(value) for value in log_odds]
-        self._shared = 0.0
+        self._offset = 0.0
+        self._latest = self  # has the offset of the text that was learnt from last
         self._probs: dict[int, float] = {}  # cache by cell, cleared on learning
+
+    def of_text(self) -> Acceptance:
+        """The same in a text that begins. Its offset starts from half of the latest text's."""
+        text = copy(self)
+        text._offset, text._probs = 0.5 * self._offset, {}
+        return text
 
     def prob(self, cell: int) -> float:
         """The probability that a draft of this cell is accepted."""
-        return 1.0 / (1.0 + math.exp(-self.log_odds[cell] - self._shared))
+        return 1.0 / (1.0 + math.exp(-self.log_odds[cell] - self._offset))
 
     def chain_probs(self, cells: Iterable[int], floor: float, before: float = 1.0) -> list[float]:
         """The acceptance probabilities of a chain's tokens.
@@ -111,20 +119,15 @@ class Acceptance:
         ``n_accepted`` tokens were accepted; if ``failed``, the next one was rejected.
         """
         self._probs.clear()
-        log_odds, shared, exp = self.log_odds, self._shared, math.exp
+        log_odds, offset, exp = self.log_odds, self._offset, math.exp
         for i, cell in enumerate(cells[:n_accepted]):
-            rejection = 1.0 / (1.0 + exp(log_odds[cell] + shared))  # its probability
+            rejection = 1.0 / (1.0 + exp(log_odds[cell] + offset))  # its probability
             log_odds[cell] += RATE * rejection
             if not i:  # of a chain, since its tokens are right or wrong together
-                shared += _TEXT_RATE * rejection
+                offset += _TEXT_RATE * rejection
         if failed:
             cell = cells[n_accepted]
-            acceptance = 1.0 / (1.0 + exp(-log_odds[cell] - shared))
+            acceptance = 1.0 / (1.0 + exp(-log_odds[cell] - offset))
             log_odds[cell] -= RATE * acceptance
-            shared -= _TEXT_RATE * acceptance
-        self._shared = shared
-
-    def new_text(self) -> None:
-        """Start another text: halve the shared offset."""
-        self._shared *= 0.5
-        self._probs.clear()
+            offset -= _TEXT_RATE * acceptance
+        self._offset = self._latest._offset = offset

@@ -18,7 +18,6 @@ class Confidence:
     """Calibrated confidence: the acceptance rate of first choices, by their probability."""
 
     def __init__(self, acceptance: Acceptance | None = None) -> None:
-        """``acceptance`` may be shared with earlier texts."""
         self.acceptance = acceptance or Acceptance()
         self._nodes: Candidates = ()
 

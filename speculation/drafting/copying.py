@@ -49,10 +49,7 @@ class CopyDrafter(Drafter):
     """Drafts a copy as long as it is likely to be accepted. A method overrides ``_find``."""
 
     def __init__(self, acceptance: Acceptance, p_min: float = P_MIN) -> None:
-        """``acceptance`` may be shared with other texts.
-
-        A draft's path probability is at least ``p_min``, or the budget's if that has one.
-        """
+        """A draft's path probability is at least ``p_min``, or the budget's if that has one."""
         self._acceptance = acceptance
         self._p_min = p_min
         self._copy: Copy | None = None  # of this step
@@ -61,10 +58,6 @@ class CopyDrafter(Drafter):
     def _find(self, tokens: Sequence[int]) -> Copy | None:
         """What to copy after ``tokens``, the whole text; None = nothing."""
         raise NotImplementedError
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._acceptance.new_text()
-        self._foreseen = None
 
     def promise(self, tokens: Sequence[int]) -> float:
         self._foreseen = foreseen = self._foresee(tokens)

@@ -106,17 +106,11 @@ class TreeDrafter(Drafter):
         acceptance: Acceptance | None = None,
         level_time: LevelTime | None = None,
     ) -> None:
-        """``acceptance`` may be shared with earlier texts.
-
-        With ``level_time``, and if the budget has a minimum path probability, drafting stops when
-        it is no longer worth its time.
+        """With ``level_time``, and if the budget has a minimum path probability, drafting stops
+        when it is no longer worth its time.
         """
         self._confidence = Confidence(acceptance)
         self._time = level_time or LevelTime()
-
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
-        self._confidence.acceptance.new_text()
-        return None
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._confidence.set_candidates(())
@@ -201,7 +195,6 @@ class HeadDrafter(TreeDrafter):
         )
 
     def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
         self._context.prepare(self.params.window, self.params.width, self.params.depth)
         if not self._context.has_begun(prompt):
             self._context.begin(prompt[:-1])

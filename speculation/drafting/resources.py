@@ -116,10 +116,10 @@ class Resources:
         return {name: state for name, state in states.items() if name.split(" ")[0] in methods}
 
     def acceptance(self, method: str, priors: Sequence[float] = BY_PROBABILITY) -> Acceptance:
-        """How likely a method's drafts are accepted, with whatever parameters.
+        """How likely a method's drafts are accepted in a text, with whatever parameters.
 
-        Kept from text to text and, for built-in methods, from run to run. ``priors`` as in
-        ``Acceptance``.
+        What holds for all texts is kept from text to text and, for built-in methods, from run to
+        run. ``priors`` as in ``Acceptance``.
         """
 
         def make() -> Acceptance:
@@ -127,7 +127,7 @@ class Resources:
             self.save(f"{method} acceptance", lambda: acceptance.log_odds)
             return acceptance
 
-        return self.keep(("acceptance", method), make)
+        return self.keep(("acceptance", method), make).of_text()
 
     def without_memory(self) -> Resources:
         """The same, but without earlier texts, and without remembering new ones."""

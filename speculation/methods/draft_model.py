@@ -97,7 +97,6 @@ class DraftModel(TreeDrafter):
         self._sampler = sampler
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
-        super().begin(prompt)
         if self._sampler is not None:
             self._sampler.begin(prompt)
         return self._context.begin(prompt, self.params.width)

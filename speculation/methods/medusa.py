@@ -96,10 +96,7 @@ class Medusa(Drafter):
     def __init__(
         self, params: MedusaParams, heads: Heads, acceptance: Acceptance | None = None
     ) -> None:
-        """``acceptance`` may be shared with earlier texts.
-
-        Raises InvalidParameter if the tree is deeper than there are heads.
-        """
+        """Raises InvalidParameter if the tree is deeper than there are heads."""
         self.params = params
         self._heads = heads
         self._nodes = params.tree(heads)
@@ -111,7 +108,6 @@ class Medusa(Drafter):
         self._predictions: list[list[tuple[int, int, float]]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._acceptance.new_text()
         self._state.reset()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:

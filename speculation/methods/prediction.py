@@ -66,7 +66,7 @@ class Prediction(CopyDrafter):
         prediction: Sequence[int],
         acceptance: Acceptance | None = None,
     ) -> None:
-        """``acceptance``, started from PRIORS, may be shared with other texts."""
+        """``acceptance`` starts from PRIORS."""
         super().__init__(acceptance or Acceptance(PRIORS), params.p_min)
         self.params = params
         self._index = SuffixIndex(1 << max(9, (len(prediction) + 1).bit_length()))
@@ -77,7 +77,6 @@ class Prediction(CopyDrafter):
         self._start([])
 
     def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
         self._start(prompt)
 
     def _start(self, prompt: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ class PromptLookup(CopyDrafter):
     """Knows where each n-gram of one text occurred last or, if not adaptive, first."""
 
     def __init__(self, params: PromptLookupParams, acceptance: Acceptance | None = None) -> None:
-        """``acceptance``, started from PRIORS, may be shared with other texts."""
+        """``acceptance`` starts from PRIORS."""
         super().__init__(acceptance or Acceptance(PRIORS), _P_MIN)
         self.params = params
         self._length = params.draft or (DRAFT_MAX if params.adaptive else _SAXENAS)
@@ -67,7 +67,6 @@ class PromptLookup(CopyDrafter):
         self._n_read = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
         self._start()
         self._read(prompt)
 

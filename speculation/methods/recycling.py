@@ -50,14 +50,11 @@ class Recycling(Drafter):
     def __init__(
         self, params: RecyclingParams, table: BigramTable, acceptance: Acceptance | None = None
     ) -> None:
-        """``table`` and ``acceptance`` may be shared with earlier texts."""
+        """``table`` may be shared with earlier texts."""
         self.params = params
         self.requires = Requirements(logits=True, branches=min(params.nodes, 60))
         self._table = table
         self._acceptance = acceptance or Acceptance(PRIORS)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._acceptance.new_text()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         """Grow the tree best-first: repeatedly add the successor with the likeliest path.

@@ -73,7 +73,6 @@ class ReDrafter(TreeDrafter):
         self._above: Level
 
     def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
         self._state.reset()
 
     def observe(self, step: Step) -> None:

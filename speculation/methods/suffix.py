@@ -79,7 +79,7 @@ class Suffix(CopyDrafter):
         memory: SuffixMemory | None = None,
         acceptance: Acceptance | None = None,
     ) -> None:
-        """``memory`` and ``acceptance``, started from PRIORS, may be shared with other texts."""
+        """``memory`` may be shared with other texts; ``acceptance`` starts from PRIORS."""
         super().__init__(acceptance or Acceptance(PRIORS), params.p_min)
         self.params = params
         self.requires = Requirements(branches=params.branches if params.branches > 1 else 0)
@@ -87,7 +87,6 @@ class Suffix(CopyDrafter):
         self._start([])
 
     def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
         self._start(prompt)
         self._read(prompt)
 

@@ -39,15 +39,16 @@ def test_a_chain_ends_where_its_path_probability_falls_below_the_floor() -> None
     assert acceptance.chain_probs([0, 1, 2, 3], 0.3, before=0.7) == pytest.approx([0.5], abs=1e-3)
 
 
-def test_acceptance_follows_outcomes_and_other_cells_learn_from_them_too() -> None:
+def test_acceptance_follows_outcomes_and_other_cells_of_the_text_learn_from_them_too() -> None:
     acceptance = Acceptance(by_length(0.0, 1.0))
+    text, beside = acceptance.of_text(), acceptance.of_text()
     for _ in range(200):
-        acceptance.learn(1, accepted=False)
-    assert acceptance.prob(1) < 0.2
-    assert acceptance.prob(0) < 0.5
-    before = acceptance.prob(0)
-    acceptance.new_text()
-    assert before < acceptance.prob(0) < 0.5  # only half of what the text showed of others
+        text.learn(1, accepted=False)
+    assert text.prob(1) < 0.2
+    assert text.prob(0) < 0.5
+    assert beside.prob(1) < 0.65  # 0.73 before
+    assert beside.prob(0) == 0.5
+    assert text.prob(0) < acceptance.of_text().prob(0) < 0.5
 
 
 def test_a_saved_state_is_taken_up_and_another_form_ignored() -> None:
