@@ -14,6 +14,7 @@ from batching.llama.devices import Device, devices, gpus
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
+from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_heads import blocks, hybrid, mtp, states
 
 BUNDLED = ROOT / "models" / "speculation-14m-q8_0.gguf"
@@ -112,11 +113,13 @@ def test_devices_can_be_chosen(tiny_model: Path) -> None:
         Engine.load(tiny_model, EXACT, device="CUDA7")
 
 
-def test_a_context_that_the_device_cannot_hold_is_refused_with_the_way_out() -> None:
+def test_a_context_that_the_device_cannot_hold_is_refused_with_the_way_out(tmp_path: Path) -> None:
     free, total = next(device for device in devices() if device.is_gpu).memory
     assert 0 < free <= total
+    n_ctx = free // 150  # bytes a cell: 64 on the host, at least 512 on the devices
+    model = write_tiny_gguf(tmp_path / "long.gguf", n_ctx=n_ctx)
     with pytest.raises(OutOfMemory, match=r"GiB on Vulkan0 .*lower n_ctx"):
-        Engine.load(BUNDLED, replace(EXACT, n_ctx=4_000_000, flash_attn="off"), n_gpu_layers=99)
+        Engine.load(model, replace(EXACT, n_ctx=n_ctx, flash_attn="off"), n_gpu_layers=99)
 
 
 def test_as_many_layers_as_fit_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
