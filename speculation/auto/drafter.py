@@ -141,35 +141,24 @@ class Auto(Drafter):
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
         self._max_leaves = max(2, math.ceil(1 / share))
         self._asked: list[Source] = []
-        self._look_up(0)
+        self._curve = cost.curve(0)  # of the present step
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
         """The needs of all sources; only those with a gain read the next prompt's states."""
         every = Requirements.of_all(source.drafter.requires for source in self.sources)
+        plain = self.cost.prices(0).plain
         readers = [
-            source.drafter.requires
-            for source in self.sources
-            if source.asks.gain(self._plain) > 0.0
+            source.drafter.requires for source in self.sources if source.asks.gain(plain) > 0.0
         ]
         prompt_reader = Requirements.of_all(readers).prompt_reader
         return replace(every, prompt_reader=prompt_reader, rows=1, branches=self._max_leaves)
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
         self.cost.begin()
-        self._look_up(len(prompt))
-        row = self._curve.at(SIZES[-1]) / SIZES[-1]
+        row = self.cost.curve(len(prompt)).at(SIZES[-1]) / SIZES[-1]
         for source in self.sources:
             yield from source.begin(prompt, row)
-
-    def _look_up(self, n_past: int) -> None:
-        """Look up what a step costs after ``n_past`` tokens."""
-        cost, n_texts = self.cost, self.cost.n_texts
-        self._sizes = n_texts, cost.last_rows  # the rest hardly changes from step to step
-        self._curve = curve = cost.curve(n_past)
-        self._plain = curve.at(n_texts) / n_texts  # seconds of a token without drafts
-        extra = cost.overhead + cost.change(curve, n_texts) / n_texts
-        self._pays_from = curve.pays_from(n_texts, extra)
 
     def end(self, tokens: Sequence[int]) -> None:
         for source in self.sources:
@@ -177,10 +166,9 @@ class Auto(Drafter):
 
     def promise(self, tokens: Sequence[int]) -> float:
         """1 if a source is worth asking, else 0."""
-        if self._sizes != (self.cost.n_texts, self.cost.last_rows):
-            self._look_up(len(tokens) - 1)
+        _, plain, pays_from = self.cost.prices(len(tokens) - 1)
         for source in self.sources:
-            if source.is_worth_asking(tokens, self._plain, self._pays_from):
+            if source.is_worth_asking(tokens, plain, pays_from):
                 return 1.0
         return 0.0
 
@@ -190,7 +178,7 @@ class Auto(Drafter):
             source.drafter.observe_plain(steps)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        self._look_up(len(tokens) - 1)
+        self._curve, plain, pays_from = self.cost.prices(len(tokens) - 1)
         self.budget = shared = DraftBudget(
             min(budget.max_nodes, self.params.rows_max - 1),
             budget.max_depth,
@@ -206,7 +194,7 @@ class Auto(Drafter):
                 drafted = sum(path_probs) - 1.0
                 firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
                 left = 1.0 - sum([path_probs[node] for node in firsts])
-            if not source.is_worth_asking(tokens, self._plain, self._pays_from, left, drafted):
+            if not source.is_worth_asking(tokens, plain, pays_from, left, drafted):
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
             yield from source.draft(tokens, own, shared)

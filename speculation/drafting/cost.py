@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, repeat
 from operator import mul
+from typing import NamedTuple
 
 from speculation.drafting.acceptance import RATE
 
@@ -126,6 +127,19 @@ class CostCurve:
         return {}
 
 
+class Prices(NamedTuple):
+    """What the drafts of the coming step have to save.
+
+    curve      seconds for n rows
+    plain      seconds of a token without drafts
+    pays_from  probability from which they pay
+    """
+
+    curve: CostCurve
+    plain: float
+    pays_from: float
+
+
 class Cost:
     """The cost of decoding with one model on one machine, at any place of the context.
 
@@ -157,6 +171,8 @@ class Cost:
         self._curves: dict[int, CostCurve] = {}  # by place of the context
         self.n_texts, self.n_past, self.last_rows = 1, 0, 0
         self.overhead = 0.0
+        self._prices: Prices | None = None
+        self._prices_of: tuple[int, int, int] | None = None
         self._n_same = 0  # decodes in a row with as many rows as the last
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
@@ -178,6 +194,16 @@ class Cost:
             curve = CostCurve(self.near.sizes, self._seconds(place), switch)
             self._curves[place] = curve
         return curve
+
+    def prices(self, n_past: int) -> Prices:
+        """Those after ``n_past`` tokens. All texts of a step look them up once together."""
+        at = (self.n_past or n_past) // _SPAN, self.n_texts, self.last_rows
+        if self._prices is None or at != self._prices_of:
+            curve, n_texts = self.curve(n_past), self.n_texts
+            extra = self.overhead + self.change(curve, n_texts) / n_texts
+            plain, pays_from = curve.at(n_texts) / n_texts, curve.pays_from(n_texts, extra)
+            self._prices, self._prices_of = Prices(curve, plain, pays_from), at
+        return self._prices
 
     def _seconds(self, place: int) -> list[float]:
         level, position = self.level, ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR)
@@ -238,6 +264,7 @@ class Cost:
         self._n_followed += 1
         if self._n_followed % 64 == 0:
             self._curves.clear()
+            self._prices = None
 
 
 def _block(n: int, sizes: Sequence[int]) -> int:
