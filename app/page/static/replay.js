@@ -94,15 +94,15 @@ function treeOf([, , , , , nodes, path, bonus]) {
       if (above !== parent) return;
       const isAccepted = path.includes(n);
       const isNew = parent < 0 || nodes[parent][2] !== source;
-      const by = h("small", {}, (isNew && replay.sources[source]) || "\u00a0");
       const node = h(isAccepted ? "b" : "del", { dir: "auto" }, shown(piece));
       const said = h("span", { class: "unseen" }, isAccepted ? "accepted" : "rejected");
-      list.append(h("li", {}, h("span", { class: "node" }, by, node, said), below(n)));
+      const by = isNew && h("small", {}, replay.sources[source]);
+      list.append(h("li", {}, by, h("span", { class: "node" }, node, said), below(n)));
     });
     const last = path.at(-1) ?? -1;
     if (parent === last && bonus) {
-      const node = [h("small", {}, "model"), h("em", { dir: "auto" }, shown(bonus))];
-      list.prepend(h("li", {}, h("span", { class: "node" }, ...node)));
+      const node = h("span", { class: "node" }, h("em", { dir: "auto" }, shown(bonus)));
+      list.prepend(h("li", {}, h("small", {}, "model"), node));
     }
     return list.firstChild ? list : "";
   };

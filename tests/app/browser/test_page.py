@@ -153,6 +153,17 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
         page.keyboard.press("ArrowRight")
         page.wait_for_selector(f"#step-title:has-text('Step {step + 1} of {n + 1}:')")
         drafted += page.locator("#tree b").count()
+        stays = page.evaluate(
+            """() => {
+              const tree = document.querySelector("#tree"), label = tree.querySelector("small");
+              tree.style.width = "60px";
+              tree.scrollLeft = 20;
+              const [from, at] = [tree, label].map((one) => one?.getBoundingClientRect().left);
+              tree.style.width = "";
+              return !label || at >= from;
+            }"""
+        )
+        assert stays  # who drafted
     assert drafted > 0
     said = page.evaluate("document.activeElement.ariaValueText")
     assert said == page.inner_text("#step-title")
