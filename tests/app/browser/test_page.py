@@ -148,11 +148,12 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
     page.keyboard.press("Enter")
     page.wait_for_function("document.activeElement.id === 'scrubber'")
     n = int(page.get_attribute("#scrubber", "max"))
-    drafted = 0
+    drafted = named = 0
     for step in range(1, n + 1):
         page.keyboard.press("ArrowRight")
         page.wait_for_selector(f"#step-title:has-text('Step {step + 1} of {n + 1}:')")
         drafted += page.locator("#tree b").count()
+        named += page.locator("#tree :is(b, em):has([aria-hidden]:text-is('␣')) .unseen").count()
         stays = page.evaluate(
             """() => {
               const tree = document.querySelector("#tree"), label = tree.querySelector("small");
@@ -165,6 +166,7 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
         )
         assert stays  # who drafted
     assert drafted > 0
+    assert named > 0
     said = page.evaluate("document.activeElement.ariaValueText")
     assert said == page.inner_text("#step-title")
     assert page.get_attribute("#step-title", "aria-live") == "off"  # not announced twice
