@@ -289,7 +289,9 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
             assert "ar" not in shown["model"]["missing"]
             mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
             list(local.load(ModelSpec(str(mamba), n_threads=1, parallel=1)))
-            missing = page.get("state")["status"]["model"]["missing"]
+            mamba_shown = page.get("state")["status"]["model"]
+            missing = mamba_shown["missing"]
+            assert (shown["model"]["can_draft"], mamba_shown["can_draft"]) == (True, False)
             assert missing["suffix"] == {"setting": "model", "offer": []}
             assert missing.keys().isdisjoint(("ar", "auto"))
     finally:
