@@ -143,8 +143,9 @@ function modelRow(model) {
     h("span", { class: "quiet" }, ...modelFacts(model)),
   );
   const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
-  const { transfer } = model;
+  const { transfer, trouble } = model;
   const loading = server.status?.loading;
+  if (trouble) row.append(h("p", { class: model.is_here ? "error" : "quiet" }, trouble));
   if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
   if (transfer) row.append(...transferLines(transfer));
   if (isOpen) row.append(modelDetails(model));
@@ -251,7 +252,6 @@ function modelDetails(model) {
           `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
             `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
         ),
-      model.trouble && h("p", { class: model.is_here ? "error" : "quiet" }, model.trouble),
       ...modelExtras(model),
       row.length > 0 && h("div", { class: "row" }, ...row),
     ].filter(Boolean),

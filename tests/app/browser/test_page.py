@@ -108,8 +108,17 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     page = chat.page
     told = CHAT_TEMPLATE + "{% if enable_thinking is defined and enable_thinking %}a{% endif %}"
     thinks = write_tiny_gguf(tmp_path / "thinks.gguf", chat_template=told, n_ctx=32768)
+
+    def with_a_package(route: Any) -> None:
+        found = route.fetch().json()
+        hint = {"is_here": False, "can_download": False, "trouble": "run pip"}
+        found["models"].append({**found["models"][-1], "name": "x", "title": "packed", **hint})
+        route.fulfill(json=found)
+
+    page.route("**/page/models?*", with_a_package)
     page.click("#model")
     page.wait_for_selector(f".model:has-text('{model.name}'):has-text('loaded')")
+    page.wait_for_selector(".model:has-text('packed'):has-text('run pip')")
 
     def load(name: str) -> None:
         page.fill("[aria-label='Path or name of a model']", name)
