@@ -341,6 +341,9 @@ const nearEnd = () => {
   return box.scrollHeight - box.scrollTop - box.clientHeight < 60;
 };
 
+// The start page may be longer than the window, too, but has no reply to go to.
+const showToEnd = () => ($("#to-end").hidden = !turns.length || nearEnd());
+
 function scrollToEnd() {
   const box = $("#transcript");
   box.scrollTop = box.scrollHeight;
@@ -349,8 +352,8 @@ function scrollToEnd() {
 
 function startTranscript() {
   const box = $("#transcript");
-  box.onscroll = () => ($("#to-end").hidden = nearEnd());
-  new ResizeObserver(() => ($("#to-end").hidden = nearEnd())).observe($("#turns"));
+  box.onscroll = showToEnd;
+  new ResizeObserver(showToEnd).observe($("#turns"));
   $("#to-end").onclick = scrollToEnd;
   $("#turns").classList.toggle("filled", memory.get("filled") ?? false);
   box.addEventListener("click", (event) => {

@@ -258,6 +258,10 @@ def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, addre
     chat = Chat(context, address)
     page = chat.page
     page.wait_for_selector("#left:not(.open)")
+    page.evaluate("document.querySelector('#transcript').scrollTop = 9")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    assert page.evaluate("document.querySelector('#transcript').scrollTop") == 9
+    assert page.is_hidden("#to-end")
     chat.set(max_tokens=30)
     chat.ask("مرحبا, hello.")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
