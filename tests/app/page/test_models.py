@@ -210,6 +210,13 @@ def test_a_q4_1_model_is_offered_as_q8_0_and_converted(
     converted = next((cache / "models").glob("*.gguf"))
     assert describe(converted).file_type == "Q8_0"
     assert listed(page)[str(converted)]["can_delete"]
+    typed = str(converted.parent / ".." / "models" / converted.name)
+    backend.state = Status(
+        replace(MODEL, spec=ModelSpec(typed)), facts=ModelFacts(path=str(converted))
+    )
+    names = [name for name in listed(page) if name.endswith(converted.name)]
+    assert (names, listed(page)[typed]["is_loaded"]) == ([typed], True)
+    backend.state = Status(None)
     assert page.ask("DELETE", "models/files", name=str(converted))["freed"] > 0
 
 
