@@ -226,7 +226,7 @@ function modelDetails(model) {
   const measured = [
     speeds.prompt && `reads ${Math.round(speeds.prompt)} tokens/s`,
     speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
-    speeds.auto && `auto ${Math.round(speeds.auto)} tokens/s`,
+    speeds.auto && `Auto ${Math.round(speeds.auto)} tokens/s`,
   ].filter(Boolean);
   const changes = (fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change)));
   if (fit?.fits === false && model.repo && !hubList) {
