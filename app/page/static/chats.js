@@ -160,8 +160,6 @@ const importFile = tried(async ([file]) => {
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
 
-const chooseImport = () => chooseFiles({ accept: ".json,application/json" }, importFile);
-
 // Earlier versions kept the chats in this browser's database. They go to the server once, and stay here for
 // 30 days.
 const KEPT_DAYS = 30;
@@ -208,7 +206,7 @@ function startChats() {
   $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [
-      ["Import chats…", chooseImport],
+      ["Import chats…", () => chooseFiles({ accept: ".json,application/json" }, importFile)],
       ["Export all chats", () => exportChat("/export")],
     ]);
   $$("#chats > .row").forEach(makeGroup);

@@ -241,20 +241,18 @@ function modelDetails(model) {
   return h(
     "div",
     { class: "more" },
-    ...[
-      line(model.description),
-      line(form.join(" · ")),
-      line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
-      changes.length > 0 && h("div", { class: "row" }, ...changes),
-      line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
-      faster &&
-        line(
-          `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
-            `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
-        ),
-      ...modelExtras(model),
-      row.length > 0 && h("div", { class: "row" }, ...row),
-    ].filter(Boolean),
+    line(model.description),
+    line(form.join(" · ")),
+    line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
+    changes.length > 0 && h("div", { class: "row" }, ...changes),
+    line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
+    faster &&
+      line(
+        `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
+          `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
+      ),
+    ...modelExtras(model),
+    row.length > 0 && h("div", { class: "row" }, ...row),
   );
 }
 

@@ -93,14 +93,12 @@ function treeOf([, , , , , nodes, path, bonus]) {
     nodes.forEach(([above, piece, source], n) => {
       if (above !== parent) return;
       const isAccepted = path.includes(n);
-      const isNew = parent < 0 || nodes[parent][2] !== source;
       const node = h(isAccepted ? "b" : "del", { dir: "auto" }, ...shown(piece));
       const said = h("span", { class: "unseen" }, isAccepted ? "accepted" : "rejected");
-      const by = isNew && h("small", {}, replay.sources[source]);
+      const by = nodes[parent]?.[2] !== source && h("small", {}, replay.sources[source]);
       list.append(h("li", {}, by, h("span", { class: "node" }, node, said), below(n)));
     });
-    const last = path.at(-1) ?? -1;
-    if (parent === last && bonus) {
+    if (bonus && parent === (path.at(-1) ?? -1)) {
       const node = h("span", { class: "node" }, h("em", { dir: "auto" }, ...shown(bonus)));
       list.prepend(h("li", {}, h("small", {}, "model"), node));
     }

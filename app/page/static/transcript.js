@@ -347,7 +347,6 @@ const showToEnd = () => ($("#to-end").hidden = !turns.length || nearEnd());
 function scrollToEnd() {
   const box = $("#transcript");
   box.scrollTop = box.scrollHeight;
-  $("#to-end").hidden = true;
 }
 
 function startTranscript() {
