@@ -190,12 +190,25 @@ const importOld = async () => {
 
 // The left side's buttons and keys
 
+// On a phone the list covers the chat.
+function leaveList() {
+  if (innerWidth <= 768) toggle($("#left"), false);
+}
+
 function startChats() {
-  $("#new").onclick = () => newChat();
+  $("#new").onclick = () => {
+    newChat();
+    leaveList();
+  };
+  $("#close-chats").onclick = () => {
+    leaveList();
+    $("#show-chats").focus();
+  };
   $("#incognito").onclick = ({ currentTarget }) => {
     isIncognito = !isIncognito;
     currentTarget.ariaPressed = String(isIncognito);
     newChat();
+    leaveList();
   };
   $("#search").oninput = search;
   $("#folders").onchange = ({ target }) => {
@@ -210,6 +223,7 @@ function startChats() {
       ["Export all chats", () => exportChat("/export")],
     ]);
   $$("#chats > .row").forEach(makeGroup);
+  $("#list").onclick = ({ target }) => target.closest("a") && leaveList(); // also from the open chat
   $("#list").onkeydown = (event) => {
     const link = event.target.closest(".row")?.querySelector("a");
     const more = link?.nextSibling; // a hit of the search has none

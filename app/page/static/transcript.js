@@ -29,7 +29,7 @@ function newChat() {
 // The address tells which chat is open, so that links and the browser's Back work.
 const followAddress = tried(async () => {
   const { chat: id, turn } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  if (innerWidth <= 768) toggle($("#left"), false);
+  leaveList();
   if (!id) return chat && newChat();
   try {
     if (id !== chat?.id) await openChat(id, turn);

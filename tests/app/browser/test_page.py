@@ -282,8 +282,12 @@ def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, addre
     page.wait_for_selector("#left.open")
     page.click("#theme")
     assert not page.evaluate("document.body.classList.contains('dark')")
-    page.click("#list a:has-text('hello')")
-    page.wait_for_selector("#left:not(.open)")
+    for leave in ("#list a:has-text('hello')", "#close-chats", "#new"):
+        page.click(leave)
+        page.wait_for_selector("#left:not(.open)")
+        page.click("#show-chats")
+        page.wait_for_selector("#left.open")
+    page.go_back()
     chat.reload()
     assert not page.evaluate("document.body.classList.contains('dark')")
     page.set_viewport_size({"width": 320, "height": 200})  # as at 400 %
