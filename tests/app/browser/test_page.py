@@ -287,6 +287,12 @@ def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, addre
         page.wait_for_selector("#left:not(.open)")
         page.click("#show-chats")
         page.wait_for_selector("#left.open")
+    page.get_by_role("button", name="Actions for").first.click()
+    chat.choose("Copy link")
+    page.wait_for_selector("#notice:has-text('Copied the link')")
+    place = "document.querySelector('#notice span').getBoundingClientRect()"
+    top = f"document.elementFromPoint({place}.x + 9, {place}.y + 9).textContent"
+    assert page.evaluate(top) == "Copied the link"  # the list does not cover it
     page.go_back()
     chat.reload()
     assert not page.evaluate("document.body.classList.contains('dark')")
