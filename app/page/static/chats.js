@@ -196,10 +196,7 @@ function leaveList() {
 }
 
 function startChats() {
-  $("#new").onclick = () => {
-    newChat();
-    leaveList();
-  };
+  $("#new").onclick = () => newChat();
   $("#close-chats").onclick = () => {
     leaveList();
     $("#show-chats").focus();
@@ -208,7 +205,6 @@ function startChats() {
     isIncognito = !isIncognito;
     currentTarget.ariaPressed = String(isIncognito);
     newChat();
-    leaveList();
   };
   $("#search").oninput = search;
   $("#folders").onchange = ({ target }) => {

@@ -17,6 +17,7 @@ async function openChat(id, turn = null) {
 }
 
 function newChat() {
+  leaveList();
   keepDraft();
   chat = null;
   if (location.hash) history.pushState(null, "", here(""));
