@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
@@ -104,14 +105,17 @@ class ModelList:
     # Reading
 
     def entries(self) -> dict[str, ModelEntry]:
-        """All models that can be loaded by name, the loaded one among them."""
+        """All models that can be loaded by name, and the loaded one by the name it was given."""
         try:
             found = known_models() | models_in_part() | converted_models()
         except RegistryError as error:
             raise ApiError(str(error), 500) from error
-        model = self._backend.status().model
-        if model is not None and model.spec.model not in found:
-            found = {model.spec.model: entry_of(model.spec.model), **found}
+        status = self._backend.status()
+        if status.model is not None and (name := status.model.spec.model) not in found:
+            file = Path(status.facts.path).resolve()
+            same = next((one for one in found.values() if _file(one) == file), entry_of(name))
+            found.pop(same.name, None)
+            found = {name: replace(same, name=name), **found}
         return found
 
     def entry(self, name: str) -> ModelEntry:
@@ -349,6 +353,14 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         return as_json({"freed": await asyncio.to_thread(models.delete, body.name)})
 
     app.include_router(router)
+
+
+def _file(entry: ModelEntry) -> Path | None:
+    """The entry's file on this machine without links; None if it is not here, or not whole."""
+    with suppress(SpeculationError, OSError):
+        path = model_path(entry)
+        return None if path is None else path.resolve()
+    return None
 
 
 def _hint(entry: ModelEntry) -> str:

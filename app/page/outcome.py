@@ -192,6 +192,8 @@ def times(ratio: float) -> str:
 def _no_drafts(done: Done) -> str:
     if not done.method.startswith(COUNTING):
         return f"No drafts: {done.method} found none"
+    if done.model is not None and not done.model.can_draft:
+        return "No drafts: this model is recurrent and cannot drop rejected ones"
     if len(done.decode_ms) < CHECKED:
         return "No drafts: none was likely enough"
     ratio = _cost_of_checking(done)

@@ -108,7 +108,11 @@ def race(
     different = [pair for pair in (played, *pairs) if pair[0].text != pair[1].text]
     parting = _parting(backend, request, different[0]) if different else "same text"
     slowest, fastest = min(speed_ups), max(speed_ups)
-    sentence = _sentence(methods, middle, slowest, fastest, rounds)
+    titles = {one.name: one.title for one in backend.methods()} | {BASELINE: "plain decoding"}
+    before, after = (titles[method.partition(":")[0]] for method in methods)
+    sentence = f"{after[0].upper()}{after[1:]} is {times(middle)} as fast as {before}"
+    if rounds > 1:
+        sentence += f" ({times(slowest)} to {times(fastest)} in {rounds} rounds)"
     if _is_short(pairs):
         middle = slowest = fastest = 0.0
         sentence = "Too short for a number"
@@ -157,16 +161,6 @@ def _is_short(pairs: Sequence[tuple[Run, Run]]) -> bool:
         if n < LEAST_COMPARED or sum(run.done.decode_seconds for run in runs) < LEAST_SECONDS:
             return True
     return False
-
-
-def _sentence(
-    methods: tuple[str, str], middle: float, slowest: float, fastest: float, rounds: int
-) -> str:
-    before = "plain decoding" if methods[0] == BASELINE else methods[0]
-    found = f"{methods[1]} is {times(middle)} as fast as {before}"
-    if rounds == 1:
-        return found
-    return f"{found} ({times(slowest)} to {times(fastest)} in {rounds} rounds)"
 
 
 # Methods that draw other texts from the same seed.

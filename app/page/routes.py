@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from html import escape
+from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -25,6 +27,7 @@ from app.page.feed import encoded
 from app.page.files import UnreadableFile, text_of_pdf
 from app.page.owners import Owners
 from app.page.race import ROUNDS
+from app.page.turns import GONE_SECONDS
 from app.store import Hit
 from app.worker.messages import LoadedModel, ModelFacts, Status
 from speculation.registry import RegistryError, read_registry
@@ -148,11 +151,14 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         return seen
 
     async def watch_file() -> None:
-        """Let pages read again what another server of this user has changed."""
-        known = version
+        """Let pages read again what another server of this user has changed, and once more when
+        that server may be gone."""
+        known, gone_at = version, math.inf
         while True:
             with suppress(ApiError):  # the file is locked for once
-                if (now := await in_thread(store.version)) != known:
+                now, at = await in_thread(store.version), monotonic()
+                if now != known or at > gone_at:
+                    gone_at = math.inf if now == known else at + GONE_SECONDS
                     known = now
                     feed.publish(None, "reset", {})
             await asyncio.sleep(FILE_SECONDS)

@@ -86,10 +86,6 @@ CREATE VIRTUAL TABLE texts USING fts5 (
     tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
 )
 
-INSERT INTO titles (titles) VALUES ('rebuild')
-
-INSERT INTO texts (texts) VALUES ('rebuild')
-
 CREATE TRIGGER titles_insert AFTER INSERT ON chats BEGIN
     INSERT INTO titles (rowid, title) VALUES (new.number, split(new.title));
 END
@@ -119,4 +115,11 @@ CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
 END
 """
 
-SCHEMA = (_FIRST, _INDEX)
+# Also for version 2, whose ``split`` left Hangul whole.
+_FILL = """
+INSERT INTO titles (titles) VALUES ('rebuild')
+
+INSERT INTO texts (texts) VALUES ('rebuild')
+"""
+
+SCHEMA = (_FIRST, _INDEX, _FILL)

@@ -10,10 +10,11 @@ from app.store.rows import chat_of, clean
 
 SNIPPET_WORDS = 16
 _MARK = "\x1f"
-# Thai, Lao, Burmese, Khmer, kana, Han: scripts without spaces between words.
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han. And Hangul: its
+# words join others and end in particles.
 _LETTERS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f"
-    "\U00020000-\U0003ffff"
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u3400-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
 # Before such a letter, which takes its vowel signs with it, and before another letter after one.
 _SPLIT = re.compile(rf"(?=[{_LETTERS}])(?=\w)|(?<=[{_LETTERS}])(?=\w)")
@@ -29,7 +30,7 @@ ORDER BY texts.rowid DESC LIMIT ?"""
 
 
 def split(text: str) -> str:
-    """The text with marks that make a word of each letter of scripts without spaces.
+    """The text with marks that make a word of each of these letters.
 
     >>> split("in 東京2020").split("\x1f")
     ['in ', '東', '京', '2020']

@@ -272,6 +272,7 @@ class ModelSlot:
             engine.model.n_mtp > 0,
             engine.model.placed,
             computed_by(engine.model),
+            engine.context.n_rewind > 0,
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:

@@ -45,6 +45,7 @@ class LoadedModel:
     has_mtp               whether the model has multi-token prediction layers
     placed                which layers are on which devices, in words; empty = all on the CPU
     computed_by           a sentence: which device computes, and why not the GPU if there is one
+    can_draft             whether it can drop rejected drafts; some recurrent models cannot
     """
 
     spec: ModelSpec
@@ -56,6 +57,7 @@ class LoadedModel:
     has_mtp: bool = False
     placed: str = ""
     computed_by: str = ""
+    can_draft: bool = True
 
 
 @dataclass(frozen=True)

@@ -160,8 +160,6 @@ const importFile = tried(async ([file]) => {
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
 
-const chooseImport = () => chooseFiles({ accept: ".json,application/json" }, importFile);
-
 // Earlier versions kept the chats in this browser's database. They go to the server once, and stay here for
 // 30 days.
 const KEPT_DAYS = 30;
@@ -192,8 +190,17 @@ const importOld = async () => {
 
 // The left side's buttons and keys
 
+// On a phone the list covers the chat.
+function leaveList() {
+  if (innerWidth <= 768) toggle($("#left"), false);
+}
+
 function startChats() {
   $("#new").onclick = () => newChat();
+  $("#close-chats").onclick = () => {
+    leaveList();
+    $("#show-chats").focus();
+  };
   $("#incognito").onclick = ({ currentTarget }) => {
     isIncognito = !isIncognito;
     currentTarget.ariaPressed = String(isIncognito);
@@ -208,10 +215,11 @@ function startChats() {
   $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [
-      ["Import chats…", chooseImport],
+      ["Import chats…", () => chooseFiles({ accept: ".json,application/json" }, importFile)],
       ["Export all chats", () => exportChat("/export")],
     ]);
   $$("#chats > .row").forEach(makeGroup);
+  $("#list").onclick = ({ target }) => target.closest("a") && leaveList(); // also from the open chat
   $("#list").onkeydown = (event) => {
     const link = event.target.closest(".row")?.querySelector("a");
     const more = link?.nextSibling; // a hit of the search has none

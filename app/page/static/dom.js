@@ -130,10 +130,11 @@ function notify(text, label, action) {
   const box = $("#notice");
   clearTimeout(noticeEnds);
   const act = () => {
-    box.replaceChildren();
+    notify("");
     tried(action)();
   };
   box.replaceChildren(...(text ? [h("span", {}, text)] : []), ...(label ? [button(label, act)] : []));
+  box.togglePopover(!!text); // above the list of chats on a phone, and above dialogs
   if (text) noticeEnds = setTimeout(() => box.matches(":hover, :focus-within") || notify(""), 10_000);
 }
 
@@ -157,15 +158,18 @@ function inSize(bytes) {
   return `${(bytes / one).toFixed(one >= 1e6 && bytes < 100 * one ? 1 : 0)} ${unit}`;
 }
 
-// Browsers have a clipboard for pages of this machine and of https alone.
-function toClipboard(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = h("textarea");
-  area.value = text;
-  $("#main").append(area);
-  area.select();
-  document.execCommand("copy");
-  area.remove();
+async function toClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Browsers have a clipboard for pages of this machine and of https alone, and may refuse it.
+    const area = h("textarea");
+    area.value = text;
+    $("#main").append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
 }
 
 function download(blob, name) {

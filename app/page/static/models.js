@@ -143,8 +143,9 @@ function modelRow(model) {
     h("span", { class: "quiet" }, ...modelFacts(model)),
   );
   const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
-  const { transfer } = model;
+  const { transfer, trouble } = model;
   const loading = server.status?.loading;
+  if (trouble) row.append(h("p", { class: model.is_here ? "error" : "quiet" }, trouble));
   if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
   if (transfer) row.append(...transferLines(transfer));
   if (isOpen) row.append(modelDetails(model));
@@ -225,7 +226,7 @@ function modelDetails(model) {
   const measured = [
     speeds.prompt && `reads ${Math.round(speeds.prompt)} tokens/s`,
     speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
-    speeds.auto && `auto ${Math.round(speeds.auto)} tokens/s`,
+    speeds.auto && `Auto ${Math.round(speeds.auto)} tokens/s`,
   ].filter(Boolean);
   const changes = (fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change)));
   if (fit?.fits === false && model.repo && !hubList) {
@@ -240,21 +241,18 @@ function modelDetails(model) {
   return h(
     "div",
     { class: "more" },
-    ...[
-      line(model.description),
-      line(form.join(" · ")),
-      line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
-      changes.length > 0 && h("div", { class: "row" }, ...changes),
-      line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
-      faster &&
-        line(
-          `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
-            `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
-        ),
-      model.trouble && h("p", { class: model.is_here ? "error" : "quiet" }, model.trouble),
-      ...modelExtras(model),
-      row.length > 0 && h("div", { class: "row" }, ...row),
-    ].filter(Boolean),
+    line(model.description),
+    line(form.join(" · ")),
+    line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
+    changes.length > 0 && h("div", { class: "row" }, ...changes),
+    line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
+    faster &&
+      line(
+        `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
+          `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
+      ),
+    ...modelExtras(model),
+    row.length > 0 && h("div", { class: "row" }, ...row),
   );
 }
 

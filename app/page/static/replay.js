@@ -93,24 +93,31 @@ function treeOf([, , , , , nodes, path, bonus]) {
     nodes.forEach(([above, piece, source], n) => {
       if (above !== parent) return;
       const isAccepted = path.includes(n);
-      const isNew = parent < 0 || nodes[parent][2] !== source;
-      const by = h("small", {}, (isNew && replay.sources[source]) || "\u00a0");
-      const node = h(isAccepted ? "b" : "del", { dir: "auto" }, shown(piece));
+      const node = h(isAccepted ? "b" : "del", { dir: "auto" }, ...shown(piece));
       const said = h("span", { class: "unseen" }, isAccepted ? "accepted" : "rejected");
-      list.append(h("li", {}, h("span", { class: "node" }, by, node, said), below(n)));
+      const by = nodes[parent]?.[2] !== source && h("small", {}, replay.sources[source]);
+      list.append(h("li", {}, by, h("span", { class: "node" }, node, said), below(n)));
     });
-    const last = path.at(-1) ?? -1;
-    if (parent === last && bonus) {
-      const node = [h("small", {}, "model"), h("em", { dir: "auto" }, shown(bonus))];
-      list.prepend(h("li", {}, h("span", { class: "node" }, ...node)));
+    if (bonus && parent === (path.at(-1) ?? -1)) {
+      const node = h("span", { class: "node" }, h("em", { dir: "auto" }, ...shown(bonus)));
+      list.prepend(h("li", {}, h("small", {}, "model"), node));
     }
     return list.firstChild ? list : "";
   };
   return below(-1);
 }
 
-// A piece of text with its spaces and line ends made visible.
-const shown = (piece) => piece.replaceAll("\n", "↵").replaceAll(" ", "\u00a0") || "∅";
+// What is invisible has a mark, and a name for screen readers; else its code is both.
+const INVISIBLE = { " ": ["␣", "space"], "\n": ["↵", "new line"], "\t": ["→", "tab"] };
+const codeOf = (one) => `U+${one.codePointAt().toString(16).toUpperCase().padStart(4, "0")}`;
+
+function shown(piece) {
+  if (/[^\p{Cc}\p{Cf}\p{Z}]/u.test(piece || "∅")) return [piece.replaceAll("\n", "↵") || "∅"];
+  const found = [...piece].map((one) => INVISIBLE[one] ?? Array(2).fill(codeOf(one)));
+  const names = new Set(found.map(([, name]) => name));
+  const marks = h("span", { "aria-hidden": "true" }, found.map(([mark]) => mark).join(""));
+  return [marks, h("span", { class: "unseen" }, [...names].join(", "))];
+}
 
 function play() {
   if (replay.frame) return stopReplay();

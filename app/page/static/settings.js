@@ -140,7 +140,7 @@ async function deletePreset({ id, name, settings }) {
 function showHeader() {
   const { model, loading, error } = server.status ?? {};
   $("#model-name").textContent = model?.name ?? (loading ? "Loading a model" : "No model");
-  $("#model").title = model?.description ?? "Choose a model";
+  $("#model").title = model ? `${model.name}: ${model.description}` : "Choose a model";
   setText($("#loading"), loading ? progressOf(loading) : "");
   setText($("#model-error"), error ?? "");
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);

@@ -97,9 +97,7 @@ function startHeader() {
   $("#close-drawer").onclick = closeDrawer;
   $("#model").onclick = openModels;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
-  for (const id of ["left", "right"]) {
-    for (const one of $$(`[aria-controls=${id}]`)) one.ariaExpanded = String(isOpen($(`#${id}`)));
-  }
+  for (const side of [$("#left"), drawer()]) toggle(side, isOpen(side)); // tells whether it is open
 }
 
 // Gradio makes the page's three parts; each tells when it is there.

@@ -17,6 +17,7 @@ async function openChat(id, turn = null) {
 }
 
 function newChat() {
+  leaveList();
   keepDraft();
   chat = null;
   if (location.hash) history.pushState(null, "", here(""));
@@ -29,7 +30,7 @@ function newChat() {
 // The address tells which chat is open, so that links and the browser's Back work.
 const followAddress = tried(async () => {
   const { chat: id, turn } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  if (innerWidth <= 768) toggle($("#left"), false);
+  leaveList();
   if (!id) return chat && newChat();
   try {
     if (id !== chat?.id) await openChat(id, turn);
@@ -108,7 +109,7 @@ function articleOf(turn) {
 function fillTurn(article) {
   const { id, role, text, siblings = [], files = [], cells = [], ...turn } = article.turn;
   const isReply = role !== "user";
-  const isRunning = turn.state === "running";
+  const isRunning = ["running", "elsewhere"].includes(turn.state);
   const seconds = Math.round(turn.seconds_thinking ?? 0);
   const isThinking = isRunning && !turn.blocks.length;
   article.classList.toggle("live", isRunning);
@@ -341,16 +342,18 @@ const nearEnd = () => {
   return box.scrollHeight - box.scrollTop - box.clientHeight < 60;
 };
 
+// The start page may be longer than the window, too, but has no reply to go to.
+const showToEnd = () => ($("#to-end").hidden = !turns.length || nearEnd());
+
 function scrollToEnd() {
   const box = $("#transcript");
   box.scrollTop = box.scrollHeight;
-  $("#to-end").hidden = true;
 }
 
 function startTranscript() {
   const box = $("#transcript");
-  box.onscroll = () => ($("#to-end").hidden = nearEnd());
-  new ResizeObserver(() => ($("#to-end").hidden = nearEnd())).observe($("#turns"));
+  box.onscroll = showToEnd;
+  new ResizeObserver(showToEnd).observe($("#turns"));
   $("#to-end").onclick = scrollToEnd;
   $("#turns").classList.toggle("filled", memory.get("filled") ?? false);
   box.addEventListener("click", (event) => {

@@ -108,8 +108,17 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     page = chat.page
     told = CHAT_TEMPLATE + "{% if enable_thinking is defined and enable_thinking %}a{% endif %}"
     thinks = write_tiny_gguf(tmp_path / "thinks.gguf", chat_template=told, n_ctx=32768)
+
+    def with_a_package(route: Any) -> None:
+        found = route.fetch().json()
+        hint = {"is_here": False, "can_download": False, "trouble": "run pip"}
+        found["models"].append({**found["models"][-1], "name": "x", "title": "packed", **hint})
+        route.fulfill(json=found)
+
+    page.route("**/page/models?*", with_a_package)
     page.click("#model")
     page.wait_for_selector(f".model:has-text('{model.name}'):has-text('loaded')")
+    page.wait_for_selector(".model:has-text('packed'):has-text('run pip')")
 
     def load(name: str) -> None:
         page.fill("[aria-label='Path or name of a model']", name)
@@ -147,13 +156,30 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
     page.focus(f"{LAST} .cells")
     page.keyboard.press("Enter")
     page.wait_for_function("document.activeElement.id === 'scrubber'")
+    page.wait_for_function(  # nothing is lost between the conversation and the drawer
+        "document.querySelector('main').getBoundingClientRect().right ==="
+        " document.querySelector('#right').getBoundingClientRect().left"
+    )
     n = int(page.get_attribute("#scrubber", "max"))
-    drafted = 0
+    drafted = named = 0
     for step in range(1, n + 1):
         page.keyboard.press("ArrowRight")
         page.wait_for_selector(f"#step-title:has-text('Step {step + 1} of {n + 1}:')")
         drafted += page.locator("#tree b").count()
+        named += page.locator("#tree :is(b, em):has([aria-hidden]:text-is('␣')) .unseen").count()
+        stays = page.evaluate(
+            """() => {
+              const tree = document.querySelector("#tree"), label = tree.querySelector("small");
+              tree.style.width = "60px";
+              tree.scrollLeft = 20;
+              const [from, at] = [tree, label].map((one) => one?.getBoundingClientRect().left);
+              tree.style.width = "";
+              return !label || at >= from;
+            }"""
+        )
+        assert stays  # who drafted
     assert drafted > 0
+    assert named > 0
     said = page.evaluate("document.activeElement.ariaValueText")
     assert said == page.inner_text("#step-title")
     assert page.get_attribute("#step-title", "aria-live") == "off"  # not announced twice
@@ -236,6 +262,10 @@ def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, addre
     chat = Chat(context, address)
     page = chat.page
     page.wait_for_selector("#left:not(.open)")
+    page.evaluate("document.querySelector('#transcript').scrollTop = 9")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    assert page.evaluate("document.querySelector('#transcript').scrollTop") == 9
+    assert page.is_hidden("#to-end")
     chat.set(max_tokens=30)
     chat.ask("مرحبا, hello.")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
@@ -252,8 +282,18 @@ def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, addre
     page.wait_for_selector("#left.open")
     page.click("#theme")
     assert not page.evaluate("document.body.classList.contains('dark')")
-    page.click("#list a:has-text('hello')")
-    page.wait_for_selector("#left:not(.open)")
+    for leave in ("#list a:has-text('hello')", "#close-chats", "#new"):
+        page.click(leave)
+        page.wait_for_selector("#left:not(.open)")
+        page.click("#show-chats")
+        page.wait_for_selector("#left.open")
+    page.get_by_role("button", name="Actions for").first.click()
+    chat.choose("Copy link")
+    page.wait_for_selector("#notice:has-text('Copied the link')")
+    place = "document.querySelector('#notice span').getBoundingClientRect()"
+    top = f"document.elementFromPoint({place}.x + 9, {place}.y + 9).textContent"
+    assert page.evaluate(top) == "Copied the link"  # the list does not cover it
+    page.go_back()
     chat.reload()
     assert not page.evaluate("document.body.classList.contains('dark')")
     page.set_viewport_size({"width": 320, "height": 200})  # as at 400 %

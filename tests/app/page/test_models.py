@@ -210,6 +210,13 @@ def test_a_q4_1_model_is_offered_as_q8_0_and_converted(
     converted = next((cache / "models").glob("*.gguf"))
     assert describe(converted).file_type == "Q8_0"
     assert listed(page)[str(converted)]["can_delete"]
+    typed = str(converted.parent / ".." / "models" / converted.name)
+    backend.state = Status(
+        replace(MODEL, spec=ModelSpec(typed)), facts=ModelFacts(path=str(converted))
+    )
+    names = [name for name in listed(page) if name.endswith(converted.name)]
+    assert (names, listed(page)[typed]["is_loaded"]) == ([typed], True)
+    backend.state = Status(None)
     assert page.ask("DELETE", "models/files", name=str(converted))["freed"] > 0
 
 
@@ -289,7 +296,9 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
             assert "ar" not in shown["model"]["missing"]
             mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
             list(local.load(ModelSpec(str(mamba), n_threads=1, parallel=1)))
-            missing = page.get("state")["status"]["model"]["missing"]
+            mamba_shown = page.get("state")["status"]["model"]
+            missing = mamba_shown["missing"]
+            assert (shown["model"]["can_draft"], mamba_shown["can_draft"]) == (True, False)
             assert missing["suffix"] == {"setting": "model", "offer": []}
             assert missing.keys().isdisjoint(("ar", "auto"))
     finally:

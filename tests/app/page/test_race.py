@@ -49,7 +49,7 @@ def test_methods_run_in_turn_without_the_memory_and_the_median_counts() -> None:
     assert [request.method for request in backend.requests] == "ar auto auto ar ar auto".split()
     assert {(request.memory, request.record) for request in backend.requests} == {(None, False)}
     assert (result.slowest, result.speed_up, result.fastest) == (2.0, 2.5, 4.0)
-    assert result.sentence == "auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)"
+    assert result.sentence == "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)"
     assert (result.same, result.parting) == (True, "same text")
     assert [(run.method, run.round, run.text) for run in result.played] == [
         ("ar", 2, "abc"),
@@ -89,7 +89,7 @@ def test_runs_that_are_too_short_together_give_no_number() -> None:
 
 def parting(a: Sequence[str], b: Sequence[str], probe: Sequence[Event] = (), **more: object) -> str:
     backend = FakeBackend(reply(1.0, *a), reply(1.0, *b), probe)
-    result = result_of(backend, "ar", "draft:verify=rejection", rounds=1, **more)
+    result = result_of(backend, "ar", "guess:verify=rejection", rounds=1, **more)
     assert not result.same
     if probe:
         assert backend.requests[-1].method == "ar"
@@ -101,7 +101,7 @@ def test_where_texts_part_and_why_is_told_if_it_is_known() -> None:
     a, b = ["xy", "abc"], ["xy", "abd?"]
     assert parting(a, ["xy"]) == "The texts part at token 2, character 3"
     assert parting(a, b, sampling={"temperature": 0.5}) == (
-        "The texts part at token 2, character 5: draft:verify=rejection draws its tokens in "
+        "The texts part at token 2, character 5: guess:verify=rejection draws its tokens in "
         "another way, from the same probabilities"
     )
     for share, why in ((0.48, " (50% and 48%)"), (0.2, "")):

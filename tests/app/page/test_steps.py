@@ -11,7 +11,7 @@ import pytest
 from app.page.outcome import outcome
 from app.page.steps import cells, pack, shown, unpack
 from app.worker.messages import Done, Node, StepRecord
-from tests.support.fake_backend import DONE
+from tests.support.fake_backend import DONE, MODEL
 
 AUTO = replace(DONE, method="auto", n_tokens=99, n_first=1, n_drafted=80, n_accepted=60)
 
@@ -98,6 +98,10 @@ def test_a_sentence_says_when_drafts_did_not_pay() -> None:
     assert said(*PLAIN, done=none) == "No drafts: checking 4 tokens costs 1.9 times one here"
     assert said(*PLAIN, done=replace(none, decode_ms=(10.0, 10.1, 10.5, 11.0))) == (
         "No drafts: none was likely enough, though checking 4 tokens costs only 1.1 times one here"
+    )
+    mamba = replace(none, decode_ms=(), model=replace(MODEL, can_draft=False))
+    assert said(*PLAIN, done=mamba) == (
+        "No drafts: this model is recurrent and cannot drop rejected ones"
     )
     few = replace(AUTO, n_accepted=5, n_drafted=60, decode_seconds=1.4)
     slow = [plain(), *[drafted("x", decode_ms=28.5)] * 50]  # two tokens in 30 ms

@@ -71,7 +71,7 @@ def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
     connection.close()
     before = file.read_bytes()
     with pytest.raises(
-        StoreError, match=r"schema 9; this one reads up to 2\). Update this program"
+        StoreError, match=r"schema 9; this one reads up to 3\). Update this program"
     ):
         Store(file)
     assert file.read_bytes() == before
@@ -87,14 +87,14 @@ def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_i
     step = "ALTER TABLE chats ADD COLUMN colour TEXT\n\nCREATE TABLE more (id)"
     with pytest.raises(StoreError, match="no such table"):
         Database(file, (*SCHEMA, f"{step}\n\nINSERT INTO nowhere VALUES (1)"))
-    store = Store(file)  # still version 2
+    store = Store(file)  # still version 3
     assert texts(store, chat) == ["hello"]
     store.close()
     database = Database(file, (*SCHEMA, step))
     rows = database.read(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
     assert [tuple(row) for row in rows] == [("hello", None)]
     database.close()
-    copy = tmp_path / "chats-v2.db"
+    copy = tmp_path / "chats-v3.db"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     store = Store(copy)
     assert texts(store, chat) == ["hello"]
@@ -125,6 +125,13 @@ def test_an_earlier_files_texts_are_indexed_anew(tmp_path: Path) -> None:
     assert store.path(chat.id, "")[1][0].text == "雨"
     store.close()
     assert (tmp_path / "chats-v1.db").exists()
+    with sqlite3.connect(file) as connection:
+        connection.execute("INSERT INTO texts (texts) VALUES ('delete-all')")
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    store = Store(file)
+    assert [hit.turn for hit in store.search("", "雨")] == [reply]
+    store.close()
 
 
 def test_a_full_disk_refuses_a_message_and_loses_nothing(tmp_path: Path) -> None:

@@ -166,12 +166,13 @@ def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Sto
 
 
 def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
-    _, (first, chinese, japanese, thai, english) = talk(
+    _, (first, chinese, japanese, thai, korean, english) = talk(
         store,
         "第一",
         "我想用Python编程。今天天气很好",
         "東京タワーへ行きました",
         "ฉันกินข้าวที่บ้าน",
+        "한국어를 공부합니다",
         "使用 text in 2020年 and \x1f café",
     )
 
@@ -183,10 +184,12 @@ def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
     assert found("pyth") == [(chinese, "我想用\2Python\3编程。今天天气很好")]
     assert found("京タ") == [(japanese, "東\2京タ\3ワーへ行きました")]
     assert found("ข้าว") == [(thai, "ฉันกิน\2ข้าว\3ที่บ้าน")]
+    assert found("국어") == [(korean, "한\2국어\3를 공부합니다")]
+    assert found("공부 한국") == [(korean, "\2한국\3어를 \2공부\3합니다")]
     assert found("使 202") == [(english, "\2使\3用 text in \x022020\3年 and  café")]
     assert [turn for turn, _ in found("用")] == [english, chinese]
     assert found("一")[0] == (first, "第\2一\3")
-    assert found("气天") == found("กนิ") == found("想 ython") == []
+    assert found("气天") == found("กนิ") == found("어국") == found("想 ython") == []
 
 
 @pytest.mark.parametrize(
