@@ -59,8 +59,8 @@ class Acceptance:
     """The acceptance probability of each cell: of a kind of draft with a strength.
 
     Cell ``10 * kind + strength``. Each outcome moves the log-odds of its cell, which all texts
-    share, and an offset of all cells, which each text has its own of (``of_text``), because some
-    texts are more predictable than others.
+    share. It also moves an offset that is added to all cells of its text alone (``of_text``),
+    because some texts are more predictable than others.
 
     log_odds  by cell, without the offset
 
@@ -79,11 +79,11 @@ class Acceptance:
         if isinstance(log_odds, list) and len(log_odds) == len(priors):
             self.log_odds = [float(value) for value in log_odds]
         self._offset = 0.0
-        self._latest = self  # has the offset of the text that was learnt from last
+        self._latest = self  # keeps the offset of whichever text learnt last
         self._probs: dict[int, float] = {}  # cache by cell, cleared on learning
 
     def of_text(self) -> Acceptance:
-        """The same in a text that begins. Its offset starts from half of the latest text's."""
+        """The acceptance in a text that begins, from half the offset of whichever learnt last."""
         text = copy(self)
         text._offset, text._probs = 0.5 * self._offset, {}
         return text

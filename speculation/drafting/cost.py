@@ -196,7 +196,7 @@ class Cost:
         return curve
 
     def prices(self, n_past: int) -> Prices:
-        """Those after ``n_past`` tokens. All texts of a step look them up once together."""
+        """The prices after ``n_past`` tokens. All texts of a step share one look-up."""
         at = (self.n_past or n_past) // _SPAN, self.n_texts, self.last_rows
         if self._prices is None or at != self._prices_of:
             curve, n_texts = self.curve(n_past), self.n_texts

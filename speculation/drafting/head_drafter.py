@@ -107,8 +107,7 @@ class TreeDrafter(Drafter):
         level_time: LevelTime | None = None,
     ) -> None:
         """With ``level_time``, and if the budget has a minimum path probability, drafting stops
-        when it is no longer worth its time.
-        """
+        when it is no longer worth its time."""
         self._confidence = Confidence(acceptance)
         self._time = level_time or LevelTime()
 

@@ -140,8 +140,8 @@ def table(plain: Sequence[Result], results: dict[str, list[Result]]) -> str:
 
 
 def mixed(texts: Sequence[recording.Recorded]) -> Sequence[recording.Recorded]:
-    """The texts in another order, always the same: recorded, those of a kind stand together, and
-    clients that ask at the same time want different things."""
+    """The texts in another order, always the same. In a recording, texts of a kind stand together,
+    but clients that ask at the same time want different things."""
     return random.Random(1).sample(texts, len(texts))
 
 
