@@ -77,7 +77,13 @@ def parse_flags(
         type=int,
         help="texts to write at a time; they share the context (default: 4)",
     )
-    add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
+    add(
+        "--ctx",
+        type=int,
+        default=0,
+        help="context in tokens, which the texts share; 0 = the model's own, as far as memory "
+        "allows",
+    )
     add("--gpu-layers", type=int, help="layers on the GPU, if there is one (default: all that fit)")
     add(
         "--device",

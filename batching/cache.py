@@ -365,12 +365,19 @@ def _watch(
     return watch
 
 
-def check_fits(n_tokens: int, n_ctx: int) -> None:
-    """Raise PromptTooLong if a prompt of ``n_tokens`` and its last token do not fit."""
+def check_fits(n_tokens: int, n_ctx: int, longest: int = NO_LIMIT) -> None:
+    """Raise PromptTooLong if a prompt of ``n_tokens`` and its last token do not fit.
+
+    ``longest`` is how many tokens the model can read, whatever the context is.
+    """
     if n_tokens >= n_ctx:
+        more = n_tokens + 2
+        advice = f"or raise {{n_ctx}} to at least {more}"
+        if more > longest:
+            advice = f"since the model was trained for {longest}"
         raise PromptTooLong(
             f"the prompt, including the conversation so far, needs {n_tokens + 1} tokens but the "
-            f"context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least {n_tokens + 2}",
+            f"context holds {n_ctx}; shorten it, {advice}",
             settings=("n_ctx",),
             requested=n_tokens + 1,
             available=n_ctx,

@@ -64,6 +64,11 @@ class Places:
         return self.runtime.context.n_ctx
 
     @property
+    def text_limit(self) -> int:
+        """Those that one text may have."""
+        return self.runtime.context.text_limit
+
+    @property
     def can_rewind(self) -> bool:
         return self.runtime.context.n_rewind == NO_LIMIT
 
@@ -146,7 +151,7 @@ class Places:
         n_missing = len(place.cache.tokens) + n_tokens - place.slot.n_ctx
         if n_missing <= 0:
             return
-        n_more = min(n_missing, self.n_ctx - self._n_reserved())
+        n_more = min(n_missing, self.n_ctx - self._n_reserved(), self.text_limit - place.slot.n_ctx)
         if n_more > 0:
             self._make_room(n_more, [place for place in self.places if place.text is None])
             place.slot.n_ctx += n_more
@@ -170,13 +175,13 @@ class Places:
 
     def _cells_for(self, text: Text) -> int:
         """Cells for a text at first: up to its end, or a share of the context."""
-        n_ctx, n_prompt = self.n_ctx, len(text.request.prompt)
+        limit, n_prompt = self.text_limit, len(text.request.prompt)
         if self.n_slots == 1:
-            return n_ctx
-        share = n_ctx // self.n_slots
+            return limit
+        share = self.n_ctx // self.n_slots
         most = max(share - n_prompt - ROOM, share // 2)
         n_tokens = min(text.request.max_tokens or most, most)
-        return min(n_ctx, n_prompt + n_tokens + ROOM)
+        return min(limit, n_prompt + n_tokens + ROOM)
 
     def _make_room(self, n_more: int, idle: Sequence[Place]) -> None:
         """Drop idle texts, least recently used first, until ``n_more`` cells can be reserved."""

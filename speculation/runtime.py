@@ -13,6 +13,7 @@ from pathlib import Path
 from batching.errors import (
     ContextError,
     InvalidParameter,
+    SpeculationError,
     UnsupportedModel,
     VocabularyMismatch,
 )
@@ -22,6 +23,7 @@ from batching.llama.context_params import MAX_SEQUENCES
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
+from batching.llama.hardware import available_memory
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
@@ -35,6 +37,8 @@ from speculation.heads.file import HeadsKind
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.registry.conversion import model_file
+from speculation.registry.describe import describe
+from speculation.registry.fit import Memory, Wanted, own_context
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.structure import Structures
 from speculation.system.files import require_writable
@@ -142,7 +146,13 @@ class Runtime:
             draft_placement = Placement.of(None, source.draft_device, ())
         opened: list[Model | Context | Head] = []
         try:
-            params = source.context_params
+            params, draft_file = source.context_params, None
+            if source.draft_model is not None:
+                is_paired = source.draft_model == PAIRED
+                draft_file = resolve(paired_draft(name) if is_paired else source.draft_model)
+            if not params.n_ctx:
+                files = [loading] if draft_file is None else [loading, draft_file]
+                params = replace(params, n_ctx=_own_context(files, params.kv_type, placement))
             cache = CacheSize(params.n_ctx, params.kv_type)
             model = Model(
                 loading, placement=placement, cache=cache, mtp=source.mtp, progress=progress
@@ -161,10 +171,9 @@ class Runtime:
                 other = Model(loading, placement=placement.local, embedding=True, progress=progress)
                 opened.append(other)
                 embedder = PooledTexts(other, params.n_threads)
-            if source.draft_model is None:
+            if draft_file is None:
                 return cls(source, model, context, heads, embedder=embedder)
-            is_paired = source.draft_model == PAIRED
-            loading = resolve(paired_draft(name) if is_paired else source.draft_model)
+            loading = draft_file
             small = Model(loading, placement=draft_placement.local, progress=progress)
             opened.append(small)
             check_same_vocabulary(model, small)
@@ -297,6 +306,24 @@ def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
     if path is None or not path.exists():
         return SuffixMemory()
     return SuffixMemory.load(path, fingerprint(model.path), model.n_vocab)
+
+
+def _own_context(files: Sequence[Path], kv_type: str, placement: Placement) -> int:
+    """``own_context`` for a model and what is loaded beside it; 0 if a file cannot be read, which
+    loading it will tell."""
+    try:
+        shape, *others = map(describe, files)
+    except (SpeculationError, OSError):
+        return 0
+    for other in others:
+        shape = replace(
+            shape,
+            n_bytes=shape.n_bytes + other.n_bytes,
+            kv_values=shape.kv_values + other.kv_values,
+        )
+    free = tuple((device.name, device.memory[0]) for device in placement.chosen())
+    wanted = Wanted(0, kv_type, placement.n_gpu_layers)
+    return own_context(shape, wanted, Memory(available_memory(), free))
 
 
 def _draft_params(context: Context) -> ContextParams:

@@ -19,6 +19,7 @@ from batching.errors import (
     MissingResource,
     SpeculationError,
 )
+from batching.llama.create import max_tokens
 from batching.rows import Rows
 from batching.tree import NO_LIMIT
 from speculation.decode import MAX_WAIT, Batch, step
@@ -80,7 +81,9 @@ class Scheduler:
 
         Raises PromptTooLong if the prompt does not fit the context.
         """
-        check_fits(len(text.request.prompt) - 1, self._runtime.context.n_ctx)
+        context = self._runtime.context
+        longest = max_tokens(context.model)
+        check_fits(len(text.request.prompt) - 1, context.text_limit, longest)
         with self._lock:
             if self._is_closed:
                 return False

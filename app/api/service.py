@@ -171,9 +171,11 @@ class Service:
         n_tokens += sum(isinstance(part, int) for part in request.prompt)
         n_tokens = max(n_tokens, len(request.messages))  # each has marks around it
         if longest and n_tokens > n_ctx:
+            can_grow = n_ctx < self.facts.n_ctx_train
+            advice = ", or start the server with a larger --ctx" if can_grow else ""
             message = (
                 f"the prompt has at least {n_tokens} tokens, but the context has {n_ctx}; shorten "
-                f"it, or start the server with a larger --ctx"
+                f"it{advice}"
             )
             raise ApiError.of(Failed(message, message, "too long", n_tokens, n_ctx))
 

@@ -31,7 +31,16 @@ from speculation.registry import ModelEntry, RegistryError
 from speculation.registry.conversion import FASTER, converted_path
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
-from speculation.registry.fit import PROCESS, Memory, Smaller, Wanted, fit, in_words, need
+from speculation.registry.fit import (
+    PROCESS,
+    Memory,
+    Smaller,
+    Wanted,
+    fit,
+    in_words,
+    need,
+    own_context,
+)
 from speculation.registry.hub import Partial, gguf_files
 from speculation.registry.local import (
     COMPANIONS,
@@ -183,6 +192,8 @@ class ModelList:
         if part is not None and path is None and part.wanted.parts == [source]:
             shape = Shape(part.total)  # as the Hub says
         is_here = path is not None
+        n_ctx = view.wanted.n_ctx or own_context(shape, view.wanted, view.memory)
+        own = view.wanted._replace(n_ctx=n_ctx)
         return {
             "name": entry.name,
             "title": Path(entry.name).name,
@@ -195,7 +206,7 @@ class ModelList:
             "heads": entry.heads,
             "shape": asdict(shape),
             "fit": asdict(fit(shape, view.wanted, view.memory, smaller)) if shape.n_bytes else None,
-            "beside": _beside(entry, view.wanted),
+            "beside": _beside(entry, own),
             "speeds": self._speeds.of(path) if path is not None else {},
             "transfer": asdict(transfer) if transfer is not None else None,
             "can_download": isinstance(source, HubFile) and not is_here,
@@ -212,7 +223,8 @@ class ModelList:
             except (SpeculationError, OSError):
                 shape = Shape(0)
             # The weights are pages of the file, which count as free.
-            free += need(shape, Wanted(status.model.n_ctx, status.model.spec.kv_type)).cache
+            spec = status.model.spec
+            free += need(shape, Wanted(spec.n_ctx or status.model.n_ctx, spec.kv_type)).cache
         return Memory(free, status.facts.devices)
 
     # Changing

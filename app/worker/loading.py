@@ -265,7 +265,7 @@ class ModelSlot:
         return LoadedModel(
             spec,
             engine.model.description,
-            engine.context.n_ctx,
+            engine.context.text_limit,
             engine.model.chat_template is not None,
             self._n_loads,
             engine.has_thinking_switch,

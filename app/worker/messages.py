@@ -40,6 +40,7 @@ class ModelSpec:
 class LoadedModel:
     """The loaded model.
 
+    n_ctx                 tokens that one text may have
     load                  counts loads: speeds of different loads are not comparable
     has_thinking_switch   whether a request's ``thinking`` has an effect
     has_mtp               whether the model has multi-token prediction layers

@@ -204,7 +204,7 @@ def _chat_options(engine: Engine, request: ChatRequest) -> ChatOptions:
 def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> LeftOut:
     if not request.leave_out:
         return LeftOut()
-    before, n_ctx = request.left_out, engine.context.n_ctx
+    before, n_ctx = request.left_out, engine.context.text_limit
     n_turns = turns_to_leave_out(
         request.messages,
         partial(engine.count_tokens, thinking=thinking),

@@ -18,7 +18,7 @@ FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 class ContextParams:
     """How a context is set up.
 
-    n_ctx       KV cache cells; 0 = the model's training length, at most 8192
+    n_ctx       KV cache cells; 0 = the model's training length
     n_batch     rows per decode, at least n_seq_max; prompts are decoded in chunks of this size
     n_seq_max   sequences; up to 64 are free, 256 cost 45 µs per decode (measured on 2 cores);
                 a recurrent or hybrid model gets n_slots instead

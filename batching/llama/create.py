@@ -95,7 +95,7 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     can_rewind = mtp or model.can_rewind
     if mtp:
         native.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
-    native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
+    native.n_ctx = params.n_ctx or model.n_ctx_train
     # Without rewind there are no branches, and each sequence has a state of megabytes.
     n_seq_max = params.n_seq_max if can_rewind else params.n_slots
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.

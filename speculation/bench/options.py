@@ -359,7 +359,7 @@ def add_model(group: argparse._ActionsContainer) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="context size in tokens; 0 = as trained, 8192 at most (0)",
+        help="context size in tokens; 0 = the model's own, as far as memory allows (0)",
     )
     group.add_argument(
         "--threads", type=_positive, metavar="N", help="CPU threads (one per physical core)"

@@ -16,7 +16,8 @@ from batching.llama.context_params import ContextParams
 from batching.llama.device_memory import KV_BYTES
 from speculation.registry.describe import Shape
 
-USUAL_CTX = 8192  # the most that a context has if nobody asks for more
+USUAL_CTX = 8192  # for which a GPU gets as many layers as fit; all of a model's layers matter more
+_STEP = 1024  # in which a context is made smaller
 LEAST_CTX = 1024  # below, no chat is worth suggesting
 _N_BATCH = ContextParams.n_batch
 PROCESS = 90 * 2**20  # Python and its libraries
@@ -24,7 +25,8 @@ _MIB, _GIB = 2**20, 2**30
 
 
 class Wanted(NamedTuple):
-    """How a model is to be loaded: ``n_ctx`` 0 is its own, ``n_gpu_layers`` None all that fit."""
+    """How a model is to be loaded: ``n_ctx`` 0 is ``own_context``, ``n_gpu_layers`` None all that
+    fit."""
 
     n_ctx: int = 0
     kv_type: str = "f16"
@@ -32,7 +34,8 @@ class Wanted(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes that are free if no model is loaded; None: not known. ``devices`` by name."""
+    """Bytes that are free if no model is loaded; None: not known, and 0 for one of the ``devices``,
+    by name."""
 
     main: int | None
     devices: tuple[tuple[str, int], ...] = ()
@@ -78,20 +81,67 @@ class Fit:
     is_least: bool = False
 
 
+def own_context(shape: Shape, wanted: Wanted, memory: Memory) -> int:
+    """Tokens in a model's context if nobody asks for a number: all that it was trained for, or as
+    many as memory allows.
+
+    The cache takes half of the main memory that the rest leaves, since other programs and idle
+    texts need some, too. It takes what is left on a GPU, but moves no layer off it, except up to
+    ``USUAL_CTX``. 0 if the file does not tell the model's own; ``USUAL_CTX`` at most if memory is
+    not known.
+    """
+    usual = min(shape.n_ctx_train, USUAL_CTX)
+    if memory.main is None or not all(free for _, free in memory.devices):
+        return usual
+
+    def sizes(n_ctx: int) -> tuple[float, Need]:
+        needed = need(shape, wanted._replace(n_ctx=n_ctx))
+        return _share_on_devices(shape, wanted, memory, needed.weights + needed.cache), needed
+
+    usual_share = sizes(usual)[0]
+
+    def holds(n_ctx: int) -> bool:
+        share, needed = sizes(n_ctx)
+        on_devices = (needed.weights + needed.cache) * share
+        if n_ctx > usual and (share < usual_share or on_devices > _room(memory)):
+            return False
+        rest = needed.weights * (1 - share) + needed.compute
+        return 2 * needed.cache * (1 - share) <= memory.main - rest
+
+    lower = range((shape.n_ctx_train - 1) // _STEP * _STEP, LEAST_CTX, -_STEP)
+    return next((n for n in (shape.n_ctx_train, *lower) if holds(n)), min(usual, LEAST_CTX))
+
+
+def context_in_words(n_ctx: int, trained: int, wanted: Wanted) -> str:
+    """The context of a model that was loaded as ``wanted`` and trained for so many tokens, and what
+    would make it larger."""
+    told = f"context {n_ctx:,}"
+    if n_ctx >= trained:
+        return f"{told} tokens (the model's own)"
+    told += f" of the model's {trained:,} tokens"
+    if wanted.n_ctx:
+        return f"{told} (--ctx)"
+    packed = min(trained, int(n_ctx * KV_BYTES[wanted.kv_type] / KV_BYTES["q8_0"]))
+    more = f"--kv-type q8_0 allows about {packed:,}, " if packed > n_ctx else ""
+    return f"{told}, as memory allows; {more}--ctx asks for more"
+
+
 def need(shape: Shape, wanted: Wanted) -> Need:
-    """What a model needs, in bytes."""
-    n_ctx = wanted.n_ctx or min(shape.n_ctx_train, USUAL_CTX)
+    """What a model needs with a context of ``wanted.n_ctx``, in bytes."""
     per_row = shape.n_vocab + 4 * shape.n_embd + 2 * shape.n_ff
-    cache = int(n_ctx * shape.kv_values * KV_BYTES[wanted.kv_type])
+    cache = int(wanted.n_ctx * shape.kv_values * KV_BYTES[wanted.kv_type])
     return Need(shape.n_bytes, cache, PROCESS + 4 * _N_BATCH * per_row)
 
 
 def fit(shape: Shape, wanted: Wanted, memory: Memory, smaller: Sequence[Smaller] = ()) -> Fit:
     """Whether a model fits, and else the changes after each of which it does."""
+    asked, n_ctx = wanted.n_ctx, wanted.n_ctx or own_context(shape, wanted, memory)
+    wanted, trained = wanted._replace(n_ctx=n_ctx), shape.n_ctx_train
     found = _fit(shape, wanted, memory)
-    if 0 < shape.n_ctx_train < wanted.n_ctx:
-        told = f"{found.sentence} The model was trained for {shape.n_ctx_train:,} tokens."
-        found = replace(found, sentence=told)
+    told = f" The model was trained for {trained:,} tokens." if 0 < trained < n_ctx else ""
+    if n_ctx < trained and not asked:
+        told = f" Its context is then {n_ctx:,} of {trained:,} tokens."
+    found = replace(found, sentence=found.sentence + told)
     if found.fits is not False:
         return found
     return replace(found, changes=_changes(shape, wanted, memory, smaller))
@@ -153,7 +203,7 @@ def _changes(
     if shape.kv_values and wanted.kv_type != "q8_0" and holds(packed):
         found.append(Change("Use a q8_0 KV cache", kv_type="q8_0"))
     # Below the wanted one, and not beyond what the model was trained for.
-    n_ctx = min(wanted.n_ctx or USUAL_CTX, shape.n_ctx_train + 1)
+    n_ctx = min(wanted.n_ctx, shape.n_ctx_train + 1)
     for start, with_kv in ((wanted, ""), (packed, " and a q8_0 KV cache")):
         fitting = [n for n in _contexts(n_ctx) if holds(start._replace(n_ctx=n))]
         if shape.kv_values and fitting:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from batching.errors import CacheFull, InvalidParameter
+from batching.errors import CacheFull, InvalidParameter, PromptTooLong
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.slots import Slots
@@ -402,3 +402,14 @@ def test_an_error_in_shared_work_ends_only_those_who_do_not_expect_it() -> None:
     assert [type(one.error) for one in running] == [type(None), CacheFull, type(None)]
     with pytest.raises(CacheFull):
         run(careless())
+
+
+def test_a_text_is_no_longer_than_the_model_was_trained_for_however_large_the_context(
+    tiny_model: Path,
+) -> None:
+    with Engine.load(tiny_model, EXACT, n_ctx=1024, parallel=2) as engine:
+        assert (engine.context.n_ctx, engine.context.text_limit) == (1024, 512)
+        with pytest.raises(PromptTooLong, match="trained for 512"):
+            engine.generate([5] * 600)
+        texts = engine.generate_batch(([8, 9], [9, 8]), method="ar", sampling=endless(engine))
+        assert [(one.finish_reason, len(one.token_ids)) for one in texts] == [("context", 511)] * 2

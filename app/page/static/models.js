@@ -37,7 +37,7 @@ async function openModels() {
     h(
       "div",
       { class: "row" },
-      h("label", { title: "--ctx; empty: the model's own, up to 8,192" }, "Context", n_ctx, "tokens"),
+      h("label", { title: "--ctx; empty: the model's own, as far as memory allows" }, "Context", n_ctx, "tokens"),
       h("label", { title: "--kv-type; q8_0 takes half the memory of f16" }, "KV cache", kv_type),
     ),
     h("p", { class: "error", id: "load-error", role: "alert", hidden: true }),

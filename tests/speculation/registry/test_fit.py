@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,16 @@ import pytest
 from batching.errors import NotGGUF
 from speculation.registry import resolve
 from speculation.registry.describe import Shape, describe
-from speculation.registry.fit import Change, Memory, Smaller, Wanted, fit, need
+from speculation.registry.fit import (
+    Change,
+    Memory,
+    Smaller,
+    Wanted,
+    context_in_words,
+    fit,
+    need,
+    own_context,
+)
 from tests.support.tiny_gguf import N_TINY, write_tiny_gguf
 
 MIB, GIB = 2**20, 2**30
@@ -38,7 +48,7 @@ def test_a_header_tells_size_quantisation_context_layers_heads_and_template(tmp_
 
 def test_the_estimate_is_near_the_memory_that_the_bundled_model_had() -> None:
     """156 MiB were measured with all of its 2,048 tokens, see fit.py."""
-    found = need(describe(resolve("bundled")), Wanted())
+    found = need(describe(resolve("bundled")), Wanted(2048))
     assert found.cache == 2048 * 8192 * 2
     assert 0.9 < found.total / (156 * MIB) < 1.1
 
@@ -50,7 +60,7 @@ def test_the_estimate_is_near_the_memory_that_the_bundled_model_had() -> None:
         (Wanted(), Memory(None), None, []),
         # 4.6 GiB of weights, 1 of cache, 0.4 to compute with
         (
-            Wanted(),
+            Wanted(8192),
             Memory(int(5.6 * GIB)),
             False,
             ["Use a q8_0 KV cache", "Use a context of 4,096 tokens"],
@@ -85,6 +95,56 @@ def test_a_model_fits_or_the_changes_are_named_after_which_it_does(
         assert fit(*changed(change, wanted), memory).fits
 
 
+@pytest.mark.parametrize(
+    ("wanted", "memory", "n_ctx"),
+    [
+        # 16 GiB of cache, 32 with those that stay free, 5 for the rest
+        (Wanted(), Memory(38 * GIB), 131072),
+        (Wanted(), Memory(24 * GIB), 76800),
+        (Wanted(0, "q8_0"), Memory(24 * GIB), 131072),
+        (Wanted(), Memory(int(5.6 * GIB)), 2048),
+        (Wanted(), Memory(1 * GIB), 1024),
+        (Wanted(), Memory(None), 8192),
+        # all layers are on the GPU, and the cache beside them
+        (Wanted(), Memory(2 * GIB, (("CUDA0", 80 * GIB),)), 131072),
+        (Wanted(), Memory(2 * GIB, (("CUDA0", 12 * GIB),)), 52224),
+        # the GPU has only some of the layers for 8,192 tokens, and keeps them
+        (Wanted(), Memory(64 * GIB, (("CUDA0", 4 * GIB),)), 9216),
+        (Wanted(), Memory(64 * GIB, (("CUDA0", 0),)), 8192),
+    ],
+)
+def test_a_context_is_the_models_own_or_as_much_of_it_as_memory_allows(
+    wanted: Wanted, memory: Memory, n_ctx: int
+) -> None:
+    assert own_context(BIG, wanted, memory) == n_ctx
+    assert own_context(replace(BIG, n_ctx_train=512), wanted, memory) == 512
+    assert memory.main is None or n_ctx == 1024 or fit(BIG, wanted, memory).fits
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "wanted", "told"),
+    [
+        (32768, Wanted(), "context 32,768 tokens (the model's own)"),
+        (4096, Wanted(4096), "context 4,096 of the model's 32,768 tokens (--ctx)"),
+        (
+            9216,
+            Wanted(),
+            "context 9,216 of the model's 32,768 tokens, as memory allows; --kv-type q8_0 allows "
+            "about 17,347, --ctx asks for more",
+        ),
+        (
+            9216,
+            Wanted(0, "q8_0"),
+            "context 9,216 of the model's 32,768 tokens, as memory allows; --ctx asks for more",
+        ),
+    ],
+)
+def test_a_line_tells_the_context_and_what_would_make_it_larger(
+    n_ctx: int, wanted: Wanted, told: str
+) -> None:
+    assert context_in_words(n_ctx, 32768, wanted) == told
+
+
 def changed(change: Change, wanted: Wanted) -> tuple[Shape, Wanted]:
     """The model and how to load it, after a change."""
     fields = {
@@ -97,7 +157,7 @@ def changed(change: Change, wanted: Wanted) -> tuple[Shape, Wanted]:
 
 
 def test_the_sentence_tells_what_is_needed_and_free() -> None:
-    found = fit(BIG, Wanted(), Memory(8 * GIB))
+    found = fit(BIG, Wanted(8192), Memory(8 * GIB))
     assert found.sentence == (
         "Needs 6.0 GiB (4.6 GiB weights, 1.0 GiB KV cache, 428 MiB to compute with); "
         "8.0 GiB are free."
