@@ -1,13 +1,10 @@
-"""``python -m app``: the chat in the browser, with the endpoint. See app/start.py."""
+"""``python -m app``: the commands of ``speculation``; without one, the chat."""
 
-import signal
 import sys
 
-if __name__ == "__main__":
-    # Python prints a traceback for Ctrl-C while modules are imported, which takes a second.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from app.cli import without_traceback
-    from app.start import main
+from app.cli import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(without_traceback(main))
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    is_chat = not given or given[0].startswith("-")
+    sys.exit(main(["chat", *given] if is_chat else given, "python -m app"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from importlib.metadata import version
+
+from speculation.system.console import FAILED, INTERRUPTED, VERSION, drop_output
 
 USAGE = """\
 usage: speculation COMMAND [flags]
@@ -21,51 +21,49 @@ usage: speculation COMMAND [flags]
 
 speculation COMMAND --help shows a command's flags, speculation --version the version.
 """
-VERSION = f"speculation {version('speculation')} (llama-cpp-python {version('llama-cpp-python')})"
-FAILED, INTERRUPTED = 2, 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "speculation") -> int:
     """Run one command with the flags after it; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    return without_traceback(lambda: _run(given))
+    return without_traceback(lambda: _run(given, prog))
 
 
 def without_traceback(command: Callable[[], int]) -> int:
     """Run a command; return its exit code, also after Ctrl-C, or if nobody reads its output."""
     try:
         code = command()
-        if not sys.stdout.closed:
+        if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()  # a reader that has gone is noticed now
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Python writes what is left when it exits: to nowhere.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        drop_output()  # whose reader has gone, or whose disk is full
         return FAILED
 
 
-def _run(given: Sequence[str]) -> int:
+def _run(given: Sequence[str], prog: str) -> int:
     name, *flags = given or ["--help"]
     # Imported where used, so that the bench does not wait for Gradio.
     if name == "chat":
         from app.start import main as chat
 
-        return chat(flags, prog="speculation chat")
+        return chat(flags, prog=f"{prog} chat")
     if name == "serve":
         from app.start import main as serve
 
-        return serve(["--no-page", *flags], prog="speculation serve")
+        return serve(["--no-page", *flags], prog=f"{prog} serve")
     if name == "bench":
         from speculation.bench.__main__ import main as bench
 
-        return bench(flags, prog="speculation bench")
+        return bench(flags, prog=f"{prog} bench")
     if name == "train":
         from speculation.train.__main__ import main as train
 
-        return train(flags, prog="speculation train")
+        return train(flags, prog=f"{prog} train")
     if name == "models":
         from app.models import main as models
 

@@ -12,6 +12,7 @@ from functools import cache
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.api import anthropic, chat, embeddings, infill, metrics, native, responses
@@ -137,7 +138,7 @@ def open_files() -> int:
     return soft
 
 
-def serve(app: Guard, listening: socket.socket) -> None:
+def serve(app: ASGIApp, listening: socket.socket) -> None:
     """Serve in a thread, which ends with the process; return when it answers."""
     # asyncio accepts ``backlog`` connections in a row, before any can be closed again.
     config = uvicorn.Config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import socket
@@ -10,12 +11,12 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+from app.api.log import RequestLog
 from app.api.service import SAMPLING, Service
 from app.api.switching import Models
-from app.cli import FAILED, VERSION
 from app.guard import is_loopback, name_of
 from app.page import models as page_models
 from app.page.chats import Chats
@@ -24,20 +25,21 @@ from app.page.routes import add_routes
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.store import StoreError
 from app.worker.backend import Backend
-from app.worker.messages import Failed, Loaded, ModelSpec
+from app.worker.messages import Failed, Loaded, Loading, ModelSpec
 from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
 from speculation.methods import METHODS, load_method_file, parse_method
 from speculation.registry import PAIRED, default_model
+from speculation.registry.fit import Wanted, context_in_words, in_words
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
-from speculation.system.console import replace_unencodable
+from speculation.system.console import FAILED, VERSION, replace_unencodable, say
 
 
 def parse_flags(
-    arguments: Sequence[str] | None = None, prog: str = "python -m app"
+    arguments: Sequence[str] | None = None, prog: str = "python -m app chat"
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -243,11 +245,11 @@ def common_memory(flags: argparse.Namespace) -> str | None:
     return "" if is_one else None
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat") -> int:
     """Serve until Ctrl-C; return the exit code."""
     replace_unencodable()
     flags = parse_flags(arguments, prog)
-    _check_host(flags.host)
+    listening = _bound(flags.host, flags.port)
     spec = ModelSpec(
         model=flags.model,
         n_ctx=flags.ctx,
@@ -275,13 +277,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         common_memory=common_memory(flags),
         method_file=flags.method_file,
     )
+    url = address(flags.host, listening)
+    where = f"The endpoint will be at {url}v1" if flags.no_page else f"The page will be at {url}"
+    say(f"Loading {spec.model}. {where}")
     failures: list[Failed] = []
     is_ending = threading.Event()
     loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
     loading.start()
     chats: Chats | None = None
     try:
-        url, chats = _listen(backend, spec, flags)
+        chats = _serve(listening, backend, spec, flags)
         if flags.no_page:  # the page opens at once, and shows the load or why it failed
             while loading.is_alive():
                 loading.join(0.1)
@@ -290,7 +295,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         what = (
             f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
         )
-        print(f"{what} (press Ctrl-C to stop)", flush=True)
+        say(f"{what} (press Ctrl-C to stop)", sys.stdout)
         if not flags.no_page and not flags.no_browser:
             webbrowser.open(url)
         with suppress(KeyboardInterrupt):
@@ -307,19 +312,25 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         if chats is not None:
             chats.close()
         if not backend.close():
-            print("The engine does not respond; exiting anyway", file=sys.stderr, flush=True)
+            say("The engine does not respond; exiting anyway")
             os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
-def _listen(
-    backend: Backend, spec: ModelSpec, flags: argparse.Namespace
-) -> tuple[str, Chats | None]:
-    """Start the server; return its address, and the page's chats if it has the page."""
+def _bound(host: str, port: int | None) -> socket.socket:
+    """A socket to listen on. Exits if there is none."""
     try:
-        listening = bind(flags.host, flags.port)
-    except OSError:
-        where = f"{flags.host}, port {flags.port or f'{PORTS[0]} to {PORTS[-1]}'}"
-        sys.exit(f"{where}: in use, or not an address of this machine; change --port or --host")
+        return bind(host, port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
+        where = f"{host}, port {port or f'{PORTS[0]} to {PORTS[-1]}'}"
+        sys.exit(f"{where}: {error.strerror}; change --port or --host")
+
+
+def _serve(
+    listening: socket.socket, backend: Backend, spec: ModelSpec, flags: argparse.Namespace
+) -> Chats | None:
+    """Start the server; return the page's chats if it has the page."""
     service = Service(
         backend,
         flags.alias,
@@ -335,7 +346,7 @@ def _listen(
             idle_seconds=flags.unload_after,
         ),
     )
-    app, url, chats = endpoint(service), address(flags.host, listening), None
+    app, chats = endpoint(service), None
     if not flags.no_page:
         try:
             chats = Chats(backend, flags.chats)
@@ -343,9 +354,10 @@ def _listen(
             sys.exit(f"error: {error} Name another file with --chats.")
         add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
         page_models.add_routes(app, chats, spec)
-        from app.page.ui import build, mount  # Gradio takes seconds to import
+        with _without_proxies():
+            from app.page.ui import build, mount  # Gradio takes seconds to import
 
-        mount(app, build(backend, flags.method))
+            mount(app, build(backend, flags.method))
     guarded = guard(
         app,
         flags.host,
@@ -353,27 +365,67 @@ def _listen(
         flags.api_key or (),
         page=not flags.no_page,
     )
-    serve(guarded, listening)
-    return url, chats
+    serve(RequestLog(guarded), listening)
+    return chats
 
 
-def _check_host(host: str) -> None:
-    """Exit if no port of this address can be served."""
+@contextmanager
+def _without_proxies() -> Iterator[None]:
+    """Gradio makes clients of the network when it is imported, which fails with a SOCKS proxy. The
+    page asks nobody."""
+    before = os.environ.get("no_proxy")
+    os.environ["no_proxy"] = "*"
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(where)
-    except OSError as error:
-        sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
+        yield
+    finally:
+        del os.environ["no_proxy"]
+        if before is not None:
+            os.environ["no_proxy"] = before
+
+
+class Progress:
+    """Shows a load: on a terminal in one line, else with a line every few seconds."""
+
+    _SECONDS = 5.0
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+        self._is_open = False  # a line on the terminal
+
+    def show(self, now: Loading) -> None:
+        share = f"{100 * now.done // now.total}%" if now.total else ""
+        told = {
+            "download": f"Downloading {now.model}: {share} of {in_words(now.total)}",
+            "load": f"Loading {now.model}: {share}",
+            "measure": f"Measuring the speed of {now.model}",
+        }[now.stage]
+        if sys.stderr is not None and sys.stderr.isatty():
+            say(f"\r\x1b[K{told}", end="")
+            self._is_open = True
+        elif time.monotonic() - self._told > self._SECONDS:
+            self._told = time.monotonic()
+            say(told)
+
+    def close(self) -> None:
+        if self._is_open:
+            say("\r\x1b[K", end="")
+            self._is_open = False
 
 
 def _load(
     backend: Backend, spec: ModelSpec, failures: list[Failed], is_ending: threading.Event
 ) -> None:
-    """Load the model; print what computes it, or why it failed, which is added to ``failures``."""
+    """Load the model; tell what computes it, or why it failed, which is added to ``failures``."""
+    progress = Progress()  # on stderr: the first line of stdout is the address
     for event in backend.load(spec):
-        if isinstance(event, Loaded):  # to stderr: the first line of stdout is the address
-            print(event.model.computed_by, file=sys.stderr, flush=True)
+        if isinstance(event, Loading):
+            progress.show(event)
+            continue
+        progress.close()
+        if isinstance(event, Loaded):
+            model, trained = event.model, backend.status().facts.n_ctx_train
+            asked = Wanted(spec.n_ctx, spec.kv_type)
+            say(f"{model.computed_by}\n{context_in_words(model.n_ctx, trained, asked)}")
         if isinstance(event, Failed) and not is_ending.is_set():
             failures.append(event)
-            print(f"error: {event.flags_message or event.message}", file=sys.stderr, flush=True)
+            say(f"error: {event.flags_message or event.message}")

@@ -28,7 +28,15 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides the direction"
-            yield node.module or ""
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            yield from (name if is_module(name) else module for name in names)
+
+
+def is_module(name: str) -> bool:
+    """Whether a name is that of a module of ours."""
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -40,9 +48,24 @@ def test_a_package_imports_only_packages_below_it(package: str) -> None:
 
 
 def test_methods_do_not_import_each_other() -> None:
-    for path in (ROOT / "speculation" / "drafters").glob("*.py"):
+    folder = ROOT / "speculation" / "methods"
+    every = [path for path in folder.glob("*.py") if path.stem not in ("__init__", "table")]
+    assert len(every) > 10
+    for path in every:
         for module in imported(path):
             assert not module.startswith("speculation.methods"), f"{path.name} imports {module}"
+
+
+def test_no_module_of_the_app_imports_itself_through_others() -> None:
+    """Also not inside functions: then neither of two is the lower one."""
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / "app").rglob("*.py")
+    }
+    left = {name: {one for one in imported(path) if one in found} for name, path in found.items()}
+    while lowest := {name for name, below in left.items() if not below & left.keys()}:
+        left = {name: below for name, below in left.items() if name not in lowest}
+    assert not left, f"a circle among {sorted(left)}"
 
 
 def test_trees_rows_and_the_cache_do_not_need_llama_cpp() -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from fastapi import Request
 
 from app.api.errors import ApiError
+from app.api.log import current_call
 from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import (
@@ -72,7 +73,8 @@ class Gathered:
     done: Done | None = None
     began: float = 0.0  # when the prompt began to be read …
     has_read: float = 0.0  # … when it was last seen to be, or the first token came …
-    came: float = 0.0  # … and when the last tokens came
+    first: float = 0.0  # … that is when the first tokens came …
+    came: float = 0.0  # … and when the last ones did
     _held: list[Shown] = field(default_factory=list)  # without a text so far
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
@@ -81,7 +83,8 @@ class Gathered:
     def take(self, event: Event) -> None:
         if isinstance(event, Tokens):
             self.came = perf_counter()
-            self.has_read = self.has_read if self.ids else self.came
+            self.first = self.first or self.came
+            self.has_read = self.first
             self.pieces += [text for text, _ in event.pieces]
             self.ids += event.ids
             self.chances += event.chances
@@ -159,6 +162,8 @@ class Replies:
         self.requests = requests
         # Harnesses count the tokens of a prompt with its reply, so they get all.
         self.choices = [Gathered(ends if one.echo is None else ()) for one in requests]
+        self._call = current_call()
+        self._call.choices = self.choices
         self._backend = backend
         self._seconds = seconds
         self._at_a_time = at_a_time
@@ -207,6 +212,7 @@ class Replies:
             if isinstance(event, Tokens):
                 event = self._limited(number, event)
             self.choices[number].take(event)
+            self._call.hear(event, self.choices[number].n_reused)
             n_left -= isinstance(event, Done)
             yield number, event
 
@@ -262,6 +268,7 @@ class Replies:
     async def _next(self) -> tuple[int, Event]:
         number, event = await self._came.get()
         if isinstance(event, Failed):
+            self._call.failed = event.kind
             raise ApiError.of(event)
         return number, event
 

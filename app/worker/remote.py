@@ -42,6 +42,7 @@ from app.worker.messages import (
 from app.worker.wire import Outbox, head, read
 from batching.replacing import replacing
 from speculation.system.cache_folder import cache_folder
+from speculation.system.console import say
 
 log = logging.getLogger(__name__)
 
@@ -210,8 +211,7 @@ class Process:
         for line in pipe:
             text = line.decode("utf-8", "replace")
             self._last_words.append(text.rstrip())
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            say(text, end="")
 
     def _watch(self) -> None:
         seconds = 0.0  # by beats: a clock goes on while both processes are stopped

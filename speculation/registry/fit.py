@@ -115,7 +115,7 @@ def own_context(shape: Shape, wanted: Wanted, memory: Memory) -> int:
 def context_in_words(n_ctx: int, trained: int, wanted: Wanted) -> str:
     """The context of a model that was loaded as ``wanted`` and trained for so many tokens, and what
     would make it larger."""
-    told = f"context {n_ctx:,}"
+    told = f"Context {n_ctx:,}"
     if n_ctx >= trained:
         return f"{told} tokens (the model's own)"
     told += f" of the model's {trained:,} tokens"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
+from typing import TextIO
 
 from batching.errors import SpeculationError
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
+VERSION = f"speculation {version('speculation')} (llama-cpp-python {version('llama-cpp-python')})"
 FLAGS = {
     "model": "--model",
     "draft_model": "--draft-model",
@@ -32,6 +36,26 @@ def replace_unencodable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Write to stderr, or to ``stream``. A server goes on if nobody reads that, or the disk is
+    full."""
+    stream = sys.stderr if stream is None else stream
+    if stream is None:  # the program was started without
+        return
+    try:
+        stream.write(text + end)
+        stream.flush()
+    except (OSError, ValueError):
+        if stream is sys.stdout:
+            drop_output()
+
+
+def drop_output() -> None:
+    """Let Python write what is left on stdout to nowhere when it exits."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def worded(error: Exception) -> str:

@@ -124,18 +124,18 @@ def test_a_context_is_the_models_own_or_as_much_of_it_as_memory_allows(
 @pytest.mark.parametrize(
     ("n_ctx", "wanted", "told"),
     [
-        (32768, Wanted(), "context 32,768 tokens (the model's own)"),
-        (4096, Wanted(4096), "context 4,096 of the model's 32,768 tokens (--ctx)"),
+        (32768, Wanted(), "Context 32,768 tokens (the model's own)"),
+        (4096, Wanted(4096), "Context 4,096 of the model's 32,768 tokens (--ctx)"),
         (
             9216,
             Wanted(),
-            "context 9,216 of the model's 32,768 tokens, as memory allows; --kv-type q8_0 allows "
+            "Context 9,216 of the model's 32,768 tokens, as memory allows; --kv-type q8_0 allows "
             "about 17,347, --ctx asks for more",
         ),
         (
             9216,
             Wanted(0, "q8_0"),
-            "context 9,216 of the model's 32,768 tokens, as memory allows; --ctx asks for more",
+            "Context 9,216 of the model's 32,768 tokens, as memory allows; --ctx asks for more",
         ),
     ],
 )
