@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from batching.rows import Rows, text_rows
 from batching.target import Target
 from batching.tree import NO_LIMIT
+from batching.watched import checkpoint
 
 _MAX_PAIRS = 9
 _PROBE_ROWS = 16
@@ -86,6 +87,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
 def _seconds(target: Target, n_past: int, n: int) -> float:
     """Time to decode ``n`` rows right after another ``n``: the second of two runs."""
     for _ in range(2):
+        checkpoint()
         begin = time.perf_counter()
         target.decode(_rows(n_past, n))
         seconds = time.perf_counter() - begin

@@ -16,6 +16,7 @@ from batching.cache import SequenceCache
 from batching.errors import InvalidParameter, SpeculationError
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
+from batching.watched import checkpoint, until
 from speculation.chat.detokenizer import ReplyText
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.drafter import Method
@@ -144,10 +145,17 @@ class Engine:
         name = str(default_model() if model is None else model)
         driver = Driver(name)
 
+        opened: list[Engine] = []
+
         def open_all() -> Engine:
+            with until(lambda: driver.is_closed):
+                opened.append(opened_engine())
+            return opened[0]
+
+        def opened_engine() -> Engine:
             keeps = keep_texts > 0 and parallel > 1
             own = _with_usual_flash_attn(source) if keeps else source
-            runtime = Runtime.open(own, _until_closed(driver, progress))
+            runtime = Runtime.open(own, reported)
             try:
                 if measuring is not None:
                     measuring()
@@ -159,10 +167,15 @@ class Engine:
                 runtime.close()
                 raise
 
+        def reported(share: float) -> None:
+            checkpoint()
+            if progress is not None:
+                progress(share)
+
         try:
             return driver.call(open_all)
-        except BaseException:
-            driver.close(lambda: None)
+        except BaseException:  # perhaps Ctrl-C, when the engine was there
+            driver.close(lambda: [engine._free() for engine in opened])
             raise
 
     # Texts
@@ -334,14 +347,14 @@ class Engine:
         From any thread, but not from a callback: raises EngineInUse.
         """
 
-        def last() -> None:
-            self._scheduler.close()
-            self._runtime.close()
-
         self._driver.check_thread()
-        atexit.unregister(self.close)
         self._scheduler.cancel_all()  # a long decode ends sooner
-        self._driver.close(last)
+        self._driver.close(self._free)
+
+    def _free(self) -> None:
+        atexit.unregister(self.close)
+        self._scheduler.close()
+        self._runtime.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -387,20 +400,6 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-
-
-def _until_closed(
-    driver: Driver, progress: Callable[[float], None] | None
-) -> Callable[[float], None]:
-    """``progress``, which ends the load if nobody waits for it any more."""
-
-    def check(share: float) -> None:
-        if driver.is_closed:
-            raise InterruptedError("the load was interrupted")
-        if progress is not None:
-            progress(share)
-
-    return check
 
 
 def _with_usual_flash_attn(source: LoadParams) -> LoadParams:

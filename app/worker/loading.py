@@ -123,6 +123,7 @@ class ModelSlot:
     """The engine, of which there is at most one, and its status.
 
     engine  None if no model is loaded
+    is_closed  whether no other may be loaded
     status  may be read by any thread; all else belongs to the thread that loads
     """
 
@@ -141,6 +142,7 @@ class ModelSlot:
         self._memory = memory
         self._memory_model: str | None = None  # which the memory is of, once known
         self.engine: Engine | None = None
+        self.is_closed = False
         self._status = Status()
         self._n_loads = 0
         self._facts = ModelFacts()  # of the engine
@@ -171,7 +173,7 @@ class ModelSlot:
                     # Two models may not fit into memory, so the old one is freed first.
                     loaded = self._swap(job, spec, params)
                 except Exception:
-                    if before is not None:
+                    if before is not None and not self.is_closed:
                         restored = f"\n{self._restore(job, before.spec, params_before)}"
                     raise
                 self.status = Status(loaded)
@@ -256,6 +258,9 @@ class ModelSlot:
                 embedding_model=spec.embedding_model,
                 measuring=measuring,
             )
+        if self.is_closed:
+            engine.close()
+            raise Stopped
         self.engine = engine
         self._facts = facts_of(engine, devices)
         if remembers:

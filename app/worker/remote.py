@@ -146,6 +146,9 @@ class Process:
     def close(self) -> bool:
         """Let it end; return whether it did within some seconds. It is killed if not."""
         self._is_closing = True
+        if not self._n_heard:  # it still starts, and has nothing to lose
+            self.kill("")
+            return True
         self._outbox.put(0, Close())
         self._reading.join(CLOSE_SECONDS)
         # It may also die, for example because an RPC worker has gone.

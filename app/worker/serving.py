@@ -125,19 +125,25 @@ class Serving:
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Stop everything and free the model, unless a request that does not end still uses it.
 
-        Returns whether all has ended within ``seconds``. Idempotent.
+        Returns whether all has ended within ``seconds``, but for a load that has freed the model
+        before: nothing is lost with that. Idempotent.
         """
         with self._changed:
             self._is_closed = True
             left = [job.number for job in self._jobs]
+        self._slot.is_closed = True
         for number in left:
             self.cancel(number)
+
+        def is_used() -> bool:
+            return any(not job.is_load or self._slot.engine is not None for job in self._jobs)
+
         deadline = time.monotonic() + seconds
-        while self._jobs and time.monotonic() < deadline:
+        while is_used() and time.monotonic() < deadline:
             time.sleep(0.01)
         if not self._jobs:
             self._slot.close()
-        return not self._jobs
+        return not is_used()
 
     def _n_loads(self) -> int:
         return sum(job.is_load for job in self._jobs)

@@ -19,6 +19,7 @@ from batching.llama.context import Context
 from batching.rows import Rows, text_rows
 from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
+from batching.watched import checkpoint
 from speculation.drafting.cost import FAR, NEAR, SIZES, Cost, CostCurve
 
 # Measured regardless of the budget: they show where the curve bends. The others by worth.
@@ -112,6 +113,7 @@ def measure_cost(
         n_past = 0
 
     def decode(n: int) -> float:
+        checkpoint()
         begin = perf_counter()
         context.decode(_rows(context, n_past, n, outputs=True)).argmax(0)
         seconds = perf_counter() - begin

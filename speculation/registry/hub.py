@@ -49,6 +49,7 @@ from huggingface_hub.errors import (
 from tqdm import tqdm
 
 from batching.errors import SpeculationError
+from batching.watched import checkpoint
 from speculation.registry.entries import HubFile, RegistryError, parse_hub
 from speculation.system.files import sha256
 
@@ -221,6 +222,7 @@ def _receive(url: str, file: BinaryIO, size: int, bar: Bar) -> None:
         try:
             with closing(_chunks(url, before)) as chunks:
                 for chunk in chunks:
+                    checkpoint()
                     file.write(chunk)
                     bar.update(len(chunk))
             if file.tell() < size:

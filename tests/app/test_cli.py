@@ -117,18 +117,22 @@ def test_serve_ends_with_the_reason_if_its_model_cannot_be_loaded(tmp_path: Path
             text=True,
         )
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("error: ") and reason in done.stderr
+        loading, error = done.stderr.splitlines()
+        assert loading.startswith(f"Loading {tmp_path / name}. The endpoint will be at http://")
+        assert error.startswith("error: ") and reason in error
         assert "Traceback" not in done.stderr
 
 
-def test_a_loaded_model_is_followed_by_what_computes_it(
+def test_a_loaded_model_is_followed_by_what_computes_it_and_its_context(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = Loaded(replace(MODEL, computed_by="Computed by the CPU (AMD EPYC)."))
     backend = FakeBackend()
     monkeypatch.setattr(backend, "load", lambda spec: [loaded])
     start._load(backend, MODEL.spec, [], threading.Event())
-    assert capsys.readouterr().err == "Computed by the CPU (AMD EPYC).\n"
+    assert capsys.readouterr().err == (
+        "Computed by the CPU (AMD EPYC).\nContext 2,048 tokens (the model's own)\n"
+    )
 
 
 def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(

@@ -7,7 +7,10 @@ import math
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,11 @@ from batching.errors import (
     TruncatedGGUF,
     UnsupportedModel,
 )
+from batching.llama import model as model_module
 from batching.llama.context import Context, ContextParams
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.model import Model
+from batching.watched import GivenUp, checkpoint
 from speculation import runtime as runtime_module
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
@@ -266,6 +271,47 @@ def test_ctrl_c_interrupts_loading(tiny_model: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Model(tiny_model, progress=progress)
     assert len(shares) == 1
+
+
+def interrupt() -> None:
+    """Ctrl-C, in the engine's thread, until whoever loads has given up."""
+    os.kill(os.getpid(), signal.SIGINT)
+    with suppress(GivenUp):
+        while True:
+            checkpoint()
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("when", ["download", "load", "measure", "end"])
+def test_ctrl_c_ends_a_load_and_leaves_no_model(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def here() -> tuple[list[Model], list[threading.Thread]]:
+        threads = [one for one in threading.enumerate() if one.name == "engine"]
+        return [one for one in model_module._open if not one.is_closed], threads
+
+    def found(name: object) -> Path:
+        if when == "download":
+            interrupt()
+            checkpoint()
+        return tiny_model
+
+    def made(engine: Engine, driver: Any, runtime: Any, *rest: Any) -> None:
+        init(engine, driver, runtime, *rest)
+        if when == "end":
+            interrupt()
+
+    init, before = Engine.__init__, here()
+    monkeypatch.setattr("speculation.runtime.model_file", found)
+    monkeypatch.setattr(Engine, "__init__", made)
+    with pytest.raises(KeyboardInterrupt):
+        Engine.load(
+            tiny_model,
+            EXACT,
+            progress=lambda share: interrupt() if when == "load" else None,
+            measuring=interrupt if when == "measure" else None,
+        )
+    assert here() == before
 
 
 @pytest.mark.parametrize(

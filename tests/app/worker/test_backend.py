@@ -308,6 +308,7 @@ def test_a_backend_closes_in_bounded_time_whatever_its_threads_do(
     tiny_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = LocalBackend()
+    list(backend.load(spec(tiny_model)))
     monkeypatch.setattr("app.worker.loading.resolve", held)
     load = backend.load(spec(tiny_model))
     assert held.reached.wait(60)
@@ -322,7 +323,7 @@ def test_an_impossible_request_fails_with_a_reason(backend: LocalBackend) -> Non
         ({"method": "lookahead:window=0"}, "window is 0; give 1 to 128"),
         ({"sampling": {"top_p": 3}}, "top_p is 3; give 0.0 to 1.0"),
         ({"sampling": {"grammar": "nonsense"}}, "the grammar does not parse"),
-        ({"leave_out": False}, "shorten it, or raise “Context” under Models to at least 40005"),
+        ({"leave_out": False}, "shorten it, since the model was trained for 32768"),
     ):
         asked = request("a" * (40_000 if "leave_out" in options else 1), **options)
         failed = list(backend.reply(asked))[-1]

@@ -58,6 +58,17 @@ resolve = loading.resolve
 loading.resolve = lambda name, **bar: time.sleep(600) if name == "slow" else resolve(name, **bar)
 __main__.main()
 """
+# An engine that never has measured what a decode costs.
+MEASURING = """
+import time
+from app.worker import __main__
+from speculation.runtime import Runtime
+def measure(runtime, progress):
+    progress()
+    time.sleep(600)
+Runtime.measure = measure
+__main__.main()
+"""
 # An engine that a model of a certain name ends.
 ABORTING = """
 import os
@@ -104,12 +115,14 @@ print(*pids, flush=True)
 time.sleep(60)
 """
 WEDGED = """
-import os, signal, sys
+import os, signal, sys, time
 from app import start
 from app.worker import remote
 
 def stopped(self):
     process = started(self)
+    while not process._n_heard:
+        time.sleep(0.01)
     os.kill(process._process.pid, signal.SIGSTOP)
     print(process._process.pid, file=sys.stderr, flush=True)
     return process
@@ -193,7 +206,8 @@ def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
             for path in ("tokenize", "completion"):
                 body = {"content": "a", "prompt": "a", "n_predict": 2}
                 assert http.post(path, json=body).status_code == status
-        assert not backend.close()
+        has_closed = backend.close()
+        assert not (first and has_closed)  # the old model may have something to save
 
 
 def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteBackend) -> None:
@@ -406,6 +420,19 @@ def test_a_load_after_a_death_leaves_the_old_model_at_work(
     assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
     assert not backend.status().is_down
     assert not backend.close()
+
+
+def test_a_load_that_measures_or_an_engine_that_starts_keeps_nobody_waiting(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", MEASURING])
+    backend = RemoteBackend()
+    loading = backend.load(spec(model))
+    while getattr(next(loading), "stage", "") != "measure":
+        pass
+    assert backend.close()
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
+    assert RemoteBackend().close()
 
 
 def test_health_tells_whether_the_model_is_there(backend: RemoteBackend) -> None:
