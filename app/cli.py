@@ -6,7 +6,7 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 
-from speculation.system.console import FAILED, INTERRUPTED, VERSION, drop_output
+from speculation.system.console import FAILED, INTERRUPTED, VERSION, drop_output, open_missing
 
 USAGE = """\
 usage: speculation COMMAND [flags]
@@ -25,6 +25,7 @@ speculation COMMAND --help shows a command's flags, speculation --version the ve
 
 def main(arguments: Sequence[str] | None = None, prog: str = "speculation") -> int:
     """Run one command with the flags after it; return the exit code."""
+    open_missing()
     given = sys.argv[1:] if arguments is None else arguments
     return without_traceback(lambda: _run(given, prog))
 
@@ -33,7 +34,7 @@ def without_traceback(command: Callable[[], int]) -> int:
     """Run a command; return its exit code, also after Ctrl-C, or if nobody reads its output."""
     try:
         code = command()
-        if sys.stdout is not None and not sys.stdout.closed:
+        if not sys.stdout.closed:
             sys.stdout.flush()  # a reader that has gone is noticed now
         return code
     except KeyboardInterrupt:

@@ -399,7 +399,7 @@ class Progress:
             "load": f"Loading {now.model}: {share}",
             "measure": f"Measuring the speed of {now.model}",
         }[now.stage]
-        if sys.stderr is not None and sys.stderr.isatty():
+        if sys.stderr.isatty():
             say(f"\r\x1b[K{told}", end="")
             self._is_open = True
         elif time.monotonic() - self._told > self._SECONDS:

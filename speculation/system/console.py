@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import TextIO
 
 from batching.errors import SpeculationError
@@ -28,6 +29,16 @@ FLAGS = {
 }
 
 
+def open_missing() -> None:
+    """Give a program that was started without stdin, stdout or stderr ones that lead nowhere.
+
+    What it opens next, such as a socket, would get their numbers, and what C code prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (stays open)
+
+
 def replace_unencodable() -> None:
     """Print ``?`` for characters that a console or pipe cannot encode.
 
@@ -41,9 +52,7 @@ def replace_unencodable() -> None:
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Write to stderr, or to ``stream``. A server goes on if nobody reads that, or the disk is
     full."""
-    stream = sys.stderr if stream is None else stream
-    if stream is None:  # the program was started without
-        return
+    stream = stream or sys.stderr
     try:
         stream.write(text + end)
         stream.flush()
@@ -54,7 +63,7 @@ def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
 
 def drop_output() -> None:
     """Let Python write what is left on stdout to nowhere when it exits."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import llama_cpp as C
 import pytest
 
@@ -121,6 +125,53 @@ def test_serve_ends_with_the_reason_if_its_model_cannot_be_loaded(tmp_path: Path
         assert loading.startswith(f"Loading {tmp_path / name}. The endpoint will be at http://")
         assert error.startswith("error: ") and reason in error
         assert "Traceback" not in done.stderr
+
+
+def test_serve_goes_on_without_anybody_to_print_to_and_with_a_socks_proxy(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    port, (reading, closed) = free_port(), os.pipe()
+    os.close(reading)
+    full = os.open("/dev/full" if Path("/dev/full").exists() else os.devnull, os.O_WRONLY)
+    command = [sys.executable, "-m", "app", "--no-browser", "--port", port]
+    server = subprocess.Popen(
+        [*command, "--model", tiny_model, "--chats", tmp_path / "chats.db"],
+        cwd=ROOT,
+        env={**os.environ, "ALL_PROXY": "socks5://127.0.0.1:9"},
+        stdout=full,
+        stderr=closed,
+    )
+    os.close(full)
+    os.close(closed)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        try:
+            found = 0
+            while found != 200:  # the page, and the model
+                assert server.poll() is None
+                with suppress(httpx.TransportError):
+                    found = http.get("/health").status_code
+            assert http.get("/").status_code == 200
+            assert http.post("/completion", json={"prompt": 5}).status_code == 400  # is logged
+            assert http.get("/health").status_code == 200
+        finally:
+            server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+
+
+def test_python_m_app_has_the_commands_and_is_the_chat_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(start, "main", lambda flags, prog: seen.append((flags, prog)) or 0)
+    for given in ([], ["--no-page", "--port", "80"], ["serve", "--port", "80"]):
+        monkeypatch.setattr(sys, "argv", ["app", *given])
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_module("app", run_name="__main__")
+    assert seen == [
+        ([], "python -m app chat"),
+        (["--no-page", "--port", "80"], "python -m app chat"),
+        (["--no-page", "--port", "80"], "python -m app serve"),
+    ]
 
 
 def test_a_loaded_model_is_followed_by_what_computes_it_and_its_context(
