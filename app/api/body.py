@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -24,6 +24,24 @@ class Posted(BaseModel):
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None}
+
+
+class Tagged(Posted):
+    """A part of a request that is of one of several types. All are one model, so that an error
+    names the field alone.
+
+    needs  the fields without which a type means nothing
+    """
+
+    type: str
+    needs: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Tagged:
+        needed = self.needs.get(self.type)
+        if needed is not None and needed not in self.model_fields_set:
+            raise ValueError(f"{self.type} needs a {needed}")
+        return self
 
 
 class Limited(APIRoute):

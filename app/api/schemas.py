@@ -26,7 +26,8 @@ class ContentPart(Posted):
     thinking: str | None = None
 
 
-Content = str | list[ContentPart | str] | dict[str, Any]
+Parts = list[ContentPart | str]
+Content = str | Parts | dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _SOUNDS = ("audio", "input_audio")
@@ -118,6 +119,7 @@ class ChatCompletion(Sampling):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    _left_out: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ChatCompletion:
@@ -137,7 +139,23 @@ class ChatCompletion(Sampling):
                 self.tool_choice = {"type": "function", "function": self.function_call}
             elif self.function_call is not None:
                 self.tool_choice = self.function_call
+        kinds = [str(tool.get("type", "function")) for tool in self.tools]
+        self._left_out = tuple(dict.fromkeys(kind for kind in kinds if kind != "function"))
+        self.tools = [
+            tool for tool, kind in zip(self.tools, kinds, strict=True) if kind == "function"
+        ]
+        if not self.tools and self.tool_choice not in ("auto", "none"):
+            raise ApiError(
+                f"tool_choice is {self.tool_choice!r:.80}, but the request has no tools that run "
+                "here; give functions as tools",
+                param="tool_choice",
+            )
         return self
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The types of tools that the model is not offered, because nobody here could run them."""
+        return self._left_out
 
     @property
     def uses_tools(self) -> bool:
@@ -200,9 +218,9 @@ class JsonPrompt(Posted):
         return self
 
 
-Parts = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
-Prompt = str | JsonPrompt | Parts
-Prompts = Annotated[list[str | Parts | JsonPrompt], Field(max_length=MOST_TOKENS)]
+Tokens = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
+Prompt = str | JsonPrompt | Tokens
+Prompts = Annotated[list[str | Tokens | JsonPrompt], Field(max_length=MOST_TOKENS)]
 
 
 def prompts_of(prompt: Prompt | list[Any]) -> tuple[list[tuple[str | int, ...]], bool]:
@@ -229,7 +247,7 @@ class Completion(Sampling):
     n_probs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
     suffix: str | None = None
-    best_of: int = 1
+    best_of: int | None = None
     return_tokens: bool = False
     response_fields: list[str] = Field([], max_length=MOST_LISTED)
     post_sampling_probs: bool = False
@@ -238,10 +256,10 @@ class Completion(Sampling):
     def _is_possible(self) -> Completion:
         if self.suffix:
             raise ValueError("suffix is not supported: models are asked to continue a text")
-        if self.best_of > self.n_choices:
+        if self.best_of not in (None, self.n_choices):
             raise ApiError(
                 f"best_of is {self.best_of}, but each of the n={self.n_choices} texts is given; "
-                f"ask for n={self.best_of}, and choose among them",
+                f"leave it out, or ask for n={self.best_of}, and choose among them",
                 param="best_of",
             )
         return self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from app.api.schemas import ChatCompletion, Completion, prompts_of
 from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
+
+log = logging.getLogger(__name__)
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
@@ -86,6 +90,8 @@ class Service:
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
         await self.take_model(asked.model, http)
+        if asked.left_out:
+            _tell_left_out(asked.left_out)
         sampling = await self._sampling(asked)
         request = ChatRequest(
             uuid4().hex,
@@ -209,6 +215,12 @@ class Service:
         if asked.ignore_eos:
             bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
         return {**found, "logit_bias": bias} if bias else found
+
+
+@lru_cache(64)
+def _tell_left_out(kinds: tuple[str, ...]) -> None:
+    """Say once which types of tools the model is not offered: agents give them in each request."""
+    log.warning("nobody here can run tools of the type %s: left out", ", ".join(kinds)[:200])
 
 
 def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:

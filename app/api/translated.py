@@ -42,7 +42,9 @@ def chat_completion(fields: Mapping[str, Any]) -> ChatCompletion:
     Raises RequestValidationError, which names the chat completion's field.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    given |= {"n": 1, "stream_options": {"include_usage": True}}  # these APIs have one reply
+    for name in ("n", "n_cmpl", "functions", "function_call"):  # which these APIs do not have
+        given.pop(name, None)
+    given["stream_options"] = {"include_usage": True}
     try:
         return ChatCompletion.model_validate(given)
     except ValidationError as error:
