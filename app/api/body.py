@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from fastapi import Request
@@ -13,6 +16,9 @@ from pydantic import BaseModel, model_validator
 from app.api.errors import ApiError
 
 MOST_VALUES = 5 * 2**18  # 1.3 million take half a second; the longest list of tokens has fewer
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character, if the other half is not next
 
 
 class Posted(BaseModel):
@@ -46,7 +52,8 @@ class Tagged(Posted):
 
 class Limited(APIRoute):
     """A route whose bodies have at most MOST_VALUES values, counted by commas and brackets. Those
-    in texts count too: a text with so many fits no context."""
+    in texts count too: a text with so many fits no context. Half characters are refused: no answer
+    could repeat them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -58,6 +65,20 @@ class Limited(APIRoute):
                 raise ApiError(
                     f"the body has {n:,} commas and brackets; send at most {MOST_VALUES:,}", 413
                 )
+            if _SURROGATE.search(body):
+                with suppress(ValueError, RecursionError):  # told by what reads the body
+                    _check_characters(json.loads(body))
             return await handle(http)
 
         return handle_limited
+
+
+def _check_characters(given: Any) -> None:
+    """Raise ApiError if a text has half a character."""
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ApiError(
+            f"a text has {half!r}, which is half a character; give valid UTF-8"
+        ) from None

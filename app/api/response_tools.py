@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from app.api.body import Posted, Tagged
 from app.api.errors import ApiError
+from app.api.schemas import ToolChoice
 from app.api.translated import refuse
 
 _DEFAULT = "functions"  # OpenAI's name for what is in no namespace
@@ -34,16 +35,6 @@ class Tool(Tagged, extra="allow"):
     execution: str = "server"  # where a search for tools runs
     tools: list[Tool] = Field(default_factory=list)
     needs: ClassVar = {"function": "name", "custom": "name", "namespace": "name"}
-
-
-class ToolChoice(Posted):
-    """One tool, or some (``allowed_tools``)."""
-
-    type: str = "function"
-    name: str = ""
-    namespace: str | None = None
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[ToolChoice] = Field(default_factory=list)
 
 
 class Offered:
@@ -108,15 +99,14 @@ class Offered:
         plain = {"type": "function_call", "name": name, "arguments": ""}
         return {**self._calls.get(name, plain)}
 
-    def choice(self, choice: str | ToolChoice) -> Any:
+    def choice(self, choice: str | ToolChoice) -> str | ToolChoice:
         """The choice as a chat completion has it. Raises ApiError."""
         if isinstance(choice, str):
             return choice
         if choice.type != "allowed_tools":
-            return {"type": "function", "function": {"name": self._chosen(choice)}}
-        names = [self._chosen(each) for each in choice.tools if each.type in _CALLED]
-        tools = [{"type": "function", "name": name} for name in names]
-        return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+            return ToolChoice(name=self._chosen(choice))
+        some = [ToolChoice(name=self._chosen(o)) for o in choice.tools if o.type in _CALLED]
+        return choice.model_copy(update={"tools": some})
 
     def _chosen(self, choice: ToolChoice) -> str:
         if choice.type not in _CALLED:

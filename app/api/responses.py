@@ -17,8 +17,8 @@ from app.api.errors import ApiError
 from app.api.history import History
 from app.api.json_text import finite
 from app.api.replies import Gathered, answer
-from app.api.response_tools import Offered, Tool, ToolChoice
-from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts
+from app.api.response_tools import Offered, Tool
+from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts, ToolChoice
 from app.api.service import Service, memory_of
 from app.api.translated import (
     Block,

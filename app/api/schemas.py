@@ -98,6 +98,30 @@ class Prediction(Posted):
     content: Annotated[str, BeforeValidator(_joined_parts)]
 
 
+class Named(Posted):
+    name: str
+
+
+class ToolChoice(Posted):
+    """One tool, or some (``allowed_tools``), in the form of a chat completion or of a response."""
+
+    type: str = "function"
+    name: str = ""
+    namespace: str | None = None
+    function: Named | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[ToolChoice] = Field(default_factory=list, max_length=MOST_LISTED)
+    allowed_tools: ToolChoice | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The choice as the engine gets it."""
+        if self.type != "allowed_tools":
+            return {"type": "function", "function": {"name": (self.function or self).name}}
+        some = self.allowed_tools or self
+        tools = [one.given() for one in some.tools]
+        return {"type": "allowed_tools", "mode": some.mode, "tools": tools}
+
+
 class ChatCompletion(Sampling):
     """``/v1/chat/completions``. ``functions`` and ``function_call`` are the old names of ``tools``
     and ``tool_choice``."""
@@ -106,10 +130,10 @@ class ChatCompletion(Sampling):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     tools: list[dict[str, Any]] = Field([], max_length=MOST_LISTED)
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     functions: list[dict[str, Any]] = Field(default_factory=list)
-    function_call: str | dict[str, Any] | None = None
+    function_call: Literal["auto", "none"] | Named | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
     thinking_budget_tokens: int | None = None
@@ -135,8 +159,8 @@ class ChatCompletion(Sampling):
         if self.functions and not self.tools:
             self.tools = [{"type": "function", "function": each} for each in self.functions]
             self.parallel_tool_calls = False
-            if isinstance(self.function_call, dict):
-                self.tool_choice = {"type": "function", "function": self.function_call}
+            if isinstance(self.function_call, Named):
+                self.tool_choice = ToolChoice(function=self.function_call)
             elif self.function_call is not None:
                 self.tool_choice = self.function_call
         kinds = [str(tool.get("type", "function")) for tool in self.tools]
@@ -146,11 +170,16 @@ class ChatCompletion(Sampling):
         ]
         if not self.tools and self.tool_choice not in ("auto", "none"):
             raise ApiError(
-                f"tool_choice is {self.tool_choice!r:.80}, but the request has no tools that run "
-                "here; give functions as tools",
+                f"tool_choice is {self.choice!r:.80}, but the request has no tools that run here; "
+                "give functions as tools",
                 param="tool_choice",
             )
         return self
+
+    @property
+    def choice(self) -> str | dict[str, Any]:
+        """``tool_choice`` as the engine gets it."""
+        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.given()
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class Service:
             stop=tuple(asked.stop),
             logprobs=asked.n_probs,
             tools=tuple(asked.tools),
-            tool_choice=asked.tool_choice,
+            tool_choice=asked.choice,
             parallel_tool_calls=asked.parallel_tool_calls,
             template_kwargs=asked.template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),

@@ -11,7 +11,8 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from app.api.errors import ApiError
 from app.api.history import History
-from app.api.response_tools import Offered, Tool, ToolChoice
+from app.api.response_tools import Offered, Tool
+from app.api.schemas import ToolChoice
 from app.worker.messages import Failed, Tokens
 from speculation.chat.tools import object_of
 from tests.support.fake_backend import FakeBackend
@@ -292,7 +293,7 @@ def test_names_of_tools_in_namespaces_are_short_and_no_two_are_equal() -> None:
         call = offered.call(offered.name(namespace, name))
         assert (call.get("namespace", ""), call["name"]) == (namespace, name)
         choice = ToolChoice(name=name, namespace=namespace)
-        assert offered.choice(choice)["function"]["name"] == offered.name(namespace, name)
+        assert offered.choice(choice) == ToolChoice(name=offered.name(namespace, name))
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def test_settings_tools_and_formats_are_those_of_a_chat_completion(
     assert (asked.max_tokens, asked.thinking, asked.method) == (7, False, "ar")
     assert (asked.sampling["temperature"], asked.sampling["seed"]) == (0.5, 5)
     assert [tool["function"]["name"] for tool in asked.tools] == ["f", "g"]
-    some = {"mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    some = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
     assert asked.tool_choice == {"type": "allowed_tools", **some}
     assert not asked.parallel_tool_calls
     assert [item.type for item in found.output] == ["message"]  # one item at least
