@@ -265,6 +265,8 @@ class Stream(StreamingResponse):
     """A stream of server-sent events. An error ends it as an event; a client that goes away ends
     the work. While it is silent, comments tell that it lives."""
 
+    ping = ": ping\n\n"
+
     def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(chunks, headers=headers, media_type="text/event-stream")
@@ -307,7 +309,7 @@ class Stream(StreamingResponse):
             n_sent = self._n_sent
             await asyncio.sleep(PING_SECONDS)
             if self._n_sent == n_sent:
-                await send(_part(": ping\n\n"))
+                await send(_part(self.ping))
 
 
 def _part(text: str) -> Message:

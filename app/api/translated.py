@@ -24,7 +24,9 @@ SseEvent = dict[str, Any]  # its ``type`` is also the name of the server-sent ev
 
 
 class EventStream(Stream):
-    """A stream whose events have names."""
+    """A stream whose events have names. An event tells that it lives: to Codex, comments do not."""
+
+    ping = 'event: ping\ndata: {"type":"ping"}\n\n'
 
     def written(self, chunk: Any) -> str:
         if "type" not in chunk:  # an error that nobody expected

@@ -13,7 +13,7 @@ from app.api.errors import ApiError
 from app.api.history import History
 from app.api.response_tools import Offered, Tool
 from app.api.schemas import ToolChoice
-from app.worker.messages import Failed, Tokens
+from app.worker.messages import Failed, Tokens, Waiting
 from speculation.chat.tools import object_of
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
@@ -109,6 +109,20 @@ def test_a_reply_that_is_cut_or_fails_says_so(client: OpenAI, backend: FakeBacke
     assert error.type == "error" and error.message == "it broke"
     assert last.type == "response.failed" and last.response.error is not None
     assert (last.response.status, last.response.error.message) == ("failed", "it broke")
+
+
+def test_a_prompt_that_does_not_fit_has_the_code_that_agents_look_for(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    failed = Failed("", "it needs 600", "too long", 600, 512)
+    backend.script = [[failed], [Waiting(1), failed]]
+    with pytest.raises(BadRequestError) as refused:
+        client.responses.create(model="any", input="Hi", stream=True)
+    assert refused.value.code == "context_length_exceeded"
+    *_, error, last = client.responses.create(model="any", input="Hi", stream=True)
+    assert error.type == "error" and error.code == "context_length_exceeded"
+    assert last.type == "response.failed" and last.response.error is not None
+    assert last.response.error.code == "context_length_exceeded"
 
 
 def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBackend) -> None:
