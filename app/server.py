@@ -51,6 +51,8 @@ def guard(
     ``host`` is the address to listen on, ``allowed`` are further host names of the server, and
     origins whose pages may use it.
     """
+    if not page:  # agents look there whether somebody listens
+        app.add_api_route("/", lambda: {"endpoint": "/v1"})
     routes = {path: list(methods) for path, methods in app.openapi()["paths"].items()}
     routes["/openapi.json"] = ["get"]
     return Guard(app, Names(host, allowed), routes, keys, LARGEST_BODY, page=page)

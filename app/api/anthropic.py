@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Literal
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.body import Limited, Posted
+from app.api.body import Limited, Posted, Tagged
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
-from app.api.replies import answer
-from app.api.schemas import ChatCompletion
+from app.api.replies import answer, while_connected
+from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts
 from app.api.service import Service
 from app.api.translated import (
     Block,
@@ -29,6 +29,9 @@ from app.api.translated import (
 )
 from app.worker.messages import ChatRequest, Render
 
+# Claude Code's first line, which changes from request to request: with it, nothing of a prompt
+# could be taken from the cache.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -48,9 +51,87 @@ class OutputConfig(Posted):
     effort: str | None = None
 
 
+class Source(Posted):
+    """What an image or a document holds."""
+
+    type: str = ""
+    data: str = ""
+
+
+class Given(Tagged, ContentPart):
+    """A part of a turn or of a tool's result."""
+
+    type: str
+    source: Source = Source()
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = Field(default_factory=dict)
+    tool_use_id: str = ""
+    content: str | list[Given] = ""
+    tool_name: str = ""
+    needs: ClassVar = {"text": "text", "tool_use": "name", "tool_reference": "tool_name"}
+
+    @property
+    def part(self) -> ContentPart:
+        """The block as a part of a chat completion's message."""
+        if self.type == "document" and self.source.type == "text":
+            return ContentPart(text=self.source.data)
+        if self.type == "tool_reference":  # found by a search for tools, and among the request's
+            return ContentPart(text=f"The tool {self.tool_name} can be called.")
+        return self
+
+
+class SystemBlock(Posted):
+    type: Literal["text"]
+    text: str
+
+
 class Turn(Posted):
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | list[Given]
+
+    def messages(self) -> list[Message]:
+        """The messages of a turn. The results of tools are messages of their own, before the
+        rest."""
+        if isinstance(self.content, str):
+            return [Message(role=self.role, content=self.content)]
+        results: list[Message] = []
+        parts: Parts = []
+        calls: list[dict[str, Any]] = []
+        for block in self.content:
+            if block.type == "tool_result":
+                held: Content = (
+                    block.content
+                    if isinstance(block.content, str)
+                    else [inner.part for inner in block.content]
+                )
+                results.append(Message(role="tool", tool_call_id=block.tool_use_id, content=held))
+            elif block.type == "tool_use":
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            elif block.type != "redacted_thinking":  # nobody here can read it
+                parts.append(block.part)
+        if parts or calls or not results:
+            results.append(Message(role=self.role, content=parts, tool_calls=calls or None))
+        return results
+
+
+class Tool(Tagged):
+    """A tool; those of another type than custom would run at Anthropic."""
+
+    type: str = "custom"
+    name: str = ""
+    description: str = ""
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+    strict: bool = False
+    needs: ClassVar = {"custom": "name"}
+
+    def for_chat(self) -> dict[str, Any]:
+        """The tool as a chat completion has it."""
+        if self.type != "custom":
+            return {"type": self.type}
+        function = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
 
 
 class CountRequest(Posted, extra="allow"):
@@ -58,8 +139,8 @@ class CountRequest(Posted, extra="allow"):
 
     messages: list[Turn] = Field(min_length=1)
     model: str | None = None
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    system: str | list[SystemBlock] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking = Thinking(type="disabled")
     stop_sequences: list[str] = Field(default_factory=list)
@@ -67,6 +148,7 @@ class CountRequest(Posted, extra="allow"):
     max_tokens: int | None = Field(None, ge=1)
     output_config: OutputConfig = OutputConfig()
     output_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     # These would change the reply.
     container: Any = None
     mcp_servers: list[Any] = Field(default_factory=list)
@@ -77,9 +159,10 @@ class CountRequest(Posted, extra="allow"):
             raise refuse("container", "no code runs here")
         if self.mcp_servers:
             raise refuse("mcp_servers", "connect them in the client, and give their tools")
-        messages = [] if self.system is None else [_system(self.system)]
-        for number, turn in enumerate(self.messages):
-            messages += _messages(f"messages.{number}", turn)
+        texts = [self.system] if isinstance(self.system, str) else [o.text for o in self.system]
+        told = [_BILLING.sub("", text) for text in texts if not _BILLING.fullmatch(text)]
+        messages = [Message(role="system", content=[*told])] if told else []
+        messages += [message for turn in self.messages for message in turn.messages()]
         choice: Any = _CHOICES.get(self.tool_choice.type)
         if choice is None:
             choice = {"type": "function", "function": {"name": self.tool_choice.name}}
@@ -92,7 +175,7 @@ class CountRequest(Posted, extra="allow"):
                 "stream": self.stream,
                 "max_tokens": self.max_tokens,
                 "stop": self.stop_sequences,
-                "tools": _tools(self.tools),
+                "tools": [tool.for_chat() for tool in self.tools],
                 "tool_choice": choice,
                 "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
                 "response_format": _response_format(
@@ -106,12 +189,10 @@ class CountRequest(Posted, extra="allow"):
     def _thinking(self) -> dict[str, Any]:
         """The fields that turn thinking on or off. It is off unless it is asked for."""
         if self.thinking.type == "disabled":
-            return {"reasoning_effort": "none"}
-        extra = self.model_extra or {}
-        kwargs = {"enable_thinking": True, **(extra.get("chat_template_kwargs") or {})}
+            return {"reasoning_effort": "none", "chat_template_kwargs": self.chat_template_kwargs}
         return {
             "reasoning_effort": self.output_config.effort,
-            "chat_template_kwargs": kwargs,
+            "chat_template_kwargs": {"enable_thinking": True, **self.chat_template_kwargs},
             "thinking_budget_tokens": self.thinking.budget_tokens,
         }
 
@@ -122,115 +203,15 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
 
 
-def _system(given: str | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"role": "system", "content": _parts("system", given)}
-
-
-def _messages(where: str, turn: Turn) -> list[dict[str, Any]]:
-    """The messages of a turn. The results of tools are messages of their own, before the rest."""
-    if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
-    if turn.role == "assistant":
-        return [_told(where, turn.content)]
-    results, parts = [], []
-    for number, block in enumerate(turn.content):
-        if block.get("type") == "tool_result":
-            content = _parts(f"{where}.content.{number}", block.get("content") or "")
-            id_ = block.get("tool_use_id", "")
-            results.append({"role": "tool", "tool_call_id": id_, "content": content})
-        else:
-            parts += _parts(where, [block], number)
-    return [*results, {"role": turn.role, "content": parts}] if parts else results
-
-
-def _told(where: str, blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The assistant's message of these blocks."""
-    message: dict[str, Any] = {"role": "assistant", "content": None}
-    parts, calls, thoughts = [], [], []
-    for number, block in enumerate(blocks):
-        kind = block.get("type")
-        if kind == "thinking":
-            thoughts.append(block.get("thinking", ""))
-        elif kind == "tool_use":
-            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id", ""), "type": "function", "function": function})
-        elif kind != "redacted_thinking":  # nobody here can read it
-            parts += _parts(where, [block], number)
-    if parts or not calls:
-        message["content"] = parts
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    return message
-
-
-def _parts(
-    where: str, content: str | Sequence[Mapping[str, Any]], first: int = 0
-) -> list[dict[str, Any]]:
-    """A content's blocks as parts of a chat completion's message; ``first`` is their number."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    found: list[dict[str, Any]] = []
-    for number, block in enumerate(content, first):
-        kind, source = block.get("type"), block.get("source") or {}
-        if kind == "text":
-            found.append({"type": "text", "text": block.get("text", "")})
-        elif kind == "document" and source.get("type") == "text":
-            found.append({"type": "text", "text": source.get("data", "")})
-        elif kind == "image":
-            data = f"data:{source.get('media_type')};base64,{source.get('data')}"
-            url = source.get("url") or data
-            found.append({"type": "image_url", "image_url": {"url": url}})
-        else:
-            raise refuse(f"{where}.content.{number}.type", f"{kind!r:.40} is not text; send text")
-    return found
-
-
-def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The client's own tools. Anthropic's, which it would run itself, are left out."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.get("name"),
-                "description": tool.get("description", ""),
-                "parameters": tool.get("input_schema") or {},
-                **({"strict": tool["strict"]} if "strict" in tool else {}),
-            },
-        }
-        for tool in tools
-        if tool.get("type", "custom") == "custom"
-    ]
-
-
 def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if given is None or given.get("type") != "json_schema":
         return None if given is None else dict(given)
     return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
 
 
-class AnthropicRoute(Limited):
-    """A route whose errors have Anthropic's form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_errors(http: Request) -> Response:
-            try:
-                return await handle(http)
-            except (ApiError, RequestValidationError) as error:
-                worded = await http.app.exception_handlers[type(error)](http, error)
-                message, status = json.loads(worded.body)["error"]["message"], worded.status_code
-                return JSONResponse(error_body_for(http.url.path, message, status), status)
-
-        return handle_errors
-
-
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=AnthropicRoute)
+    router = APIRouter(route_class=Limited)
 
     @router.post("/v1/messages")
     @router.post("/messages")
@@ -243,7 +224,8 @@ def routes(service: Service) -> APIRouter:
     @router.post("/messages/count_tokens")
     async def count(asked: CountRequest, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked.chat(), http))[0]
-        return {"input_tokens": (await answer(service.backend, Render(request))).n_tokens}
+        found = await while_connected(http, answer(service.backend, Render(request)))
+        return {"input_tokens": found.n_tokens}
 
     return router
 
@@ -286,7 +268,7 @@ class MessageReply(ChatReply):
                     for event in events.end(*self._stop_reason(reason), counts):
                         yield event
         except ApiError as error:
-            yield error_body_for("/messages", error.message, error.status)
+            yield error_body_for("/messages", error.message, error.status, **error.facts)
 
     def _stop_reason(self, reason: str) -> tuple[str, str | None]:
         """Why the reply ended, and at which of the request's stop strings."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -13,6 +16,9 @@ from pydantic import BaseModel, model_validator
 from app.api.errors import ApiError
 
 MOST_VALUES = 5 * 2**18  # 1.3 million take half a second; the longest list of tokens has fewer
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character, if the other half is not next
 
 
 class Posted(BaseModel):
@@ -26,9 +32,28 @@ class Posted(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
+class Tagged(Posted):
+    """A part of a request that is of one of several types. All are one model, so that an error
+    names the field alone.
+
+    needs  the fields without which a type means nothing
+    """
+
+    type: str
+    needs: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Tagged:
+        needed = self.needs.get(self.type)
+        if needed is not None and needed not in self.model_fields_set:
+            raise ValueError(f"{self.type} needs a {needed}")
+        return self
+
+
 class Limited(APIRoute):
     """A route whose bodies have at most MOST_VALUES values, counted by commas and brackets. Those
-    in texts count too: a text with so many fits no context."""
+    in texts count too: a text with so many fits no context. Half characters are refused: no answer
+    could repeat them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -40,6 +65,20 @@ class Limited(APIRoute):
                 raise ApiError(
                     f"the body has {n:,} commas and brackets; send at most {MOST_VALUES:,}", 413
                 )
+            if _SURROGATE.search(body):
+                with suppress(ValueError, RecursionError):  # told by what reads the body
+                    _check_characters(json.loads(body))
             return await handle(http)
 
         return handle_limited
+
+
+def _check_characters(given: Any) -> None:
+    """Raise ApiError if a text has half a character."""
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ApiError(
+            f"a text has {half!r}, which is half a character; give valid UTF-8"
+        ) from None

@@ -25,7 +25,7 @@ _TYPES = {
     503: "unavailable_error",
 }
 _STATUS = {"invalid": 400, "too long": 400, "no model": 503, "busy": 503, "late": 504, "error": 500}
-
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
 
 _repr = Repr()
 _repr.maxstring = _repr.maxother = 60
@@ -51,7 +51,7 @@ class ApiError(Exception):
                 f"The request exceeds the available context size: {message}",
                 status,
                 type="exceed_context_size_error",
-                code="context_length_exceeded",
+                code=TOO_LONG,
                 n_prompt_tokens=failed.requested,
                 n_ctx=failed.available,
             )
@@ -80,60 +80,72 @@ _ANTHROPIC_TYPES = {  # … and its types of errors
 }
 
 
-def error_body_for(path: str, message: str, status: int) -> dict[str, Any]:
+def error_body_for(path: str, message: str, status: int, **facts: Any) -> dict[str, Any]:
     """An error in the form of the API that ``path`` belongs to: Anthropic's or OpenAI's."""
     if not _ANTHROPIC.fullmatch(path):
-        return error_body(message, status)
+        return error_body(message, status, **facts)
+    if facts.get("code") == TOO_LONG:  # agents look for these words, and shorten their prompt
+        counts = f"{facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
+        message = f"prompt is too long: {counts}. {message}"
     kind = _ANTHROPIC_TYPES.get(status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Let ``app`` answer every error in OpenAI's form."""
+    """Let ``app`` answer every error in the form of the API that was asked."""
+
+    def answer(http: Request, message: str, status: int, **facts: Any) -> JSONResponse:
+        return JSONResponse(error_body_for(http.url.path, message, status, **facts), status)
 
     @app.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, error.status)
+    async def refused(http: Request, error: ApiError) -> JSONResponse:
+        return answer(http, error.message, error.status, **error.facts)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(http: Request, error: RequestValidationError) -> JSONResponse:
         message, param = _worded(error)
-        return JSONResponse(error_body(message, 400, param=param), 400)
+        return answer(http, message, 400, param=param)
 
     @app.exception_handler(HTTPException)
-    async def failed(_: Request, error: HTTPException) -> JSONResponse:
-        body = error_body(str(error.detail), error.status_code)
-        return JSONResponse(body, error.status_code, error.headers)
+    async def failed(http: Request, error: HTTPException) -> JSONResponse:
+        found = answer(http, str(error.detail), error.status_code)
+        found.headers.update(error.headers or {})
+        return found
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body(f"unexpected {type(error).__name__}: {error}", 500), 500)
+    async def unexpected(http: Request, error: Exception) -> JSONResponse:
+        return answer(http, f"unexpected {type(error).__name__}: {error}", 500)
+
+
+_TYPE_NAMES = ("str", "int", "float", "bool", "nullable")
 
 
 def _worded(error: RequestValidationError) -> tuple[str, str | None]:
     """What is wrong with which fields, for the first few of them, and the name of the first."""
     found: dict[str | None, str] = {}
-    # A field of several types has an error for each of them; most are that it is not of the type.
-    for one in sorted(error.errors(), key=lambda one: one["type"].endswith("_type")):
+    # A field of several types has an error for each of them; most are that it is not of the type,
+    # and what is wrong deeper in it tells more.
+    for one in sorted(
+        error.errors(), key=lambda one: (one["type"].endswith("_type"), -len(one["loc"]))
+    ):
         if one["type"] == "json_invalid":
             reason = one.get("ctx", {}).get("error", one["msg"])
             return f"the body is not JSON: {reason} at character {one['loc'][-1]}", None
         value = f" (got {repr_of(one['input']):.60})" if one["type"] != "missing" else ""
-        where = [part for part in one["loc"] if part != "body"]
-        found.setdefault(_param(where), f"{one['msg']}{value}")
+        name = _param([part for part in one["loc"] if part != "body"])
+        if not any(str(other).startswith(name or "None") for other in found):
+            found[name] = f"{one['msg']}{value}"
     fields = list(found)[:3]
     return "; ".join(f"{name or 'the body'}: {found[name]}" for name in fields), fields[0]
 
 
 def _param(where: Sequence[str | int]) -> str | None:
-    """A field as OpenAI names it, ``messages[0].role``. What follows a field of several types is
-    one of these: ``stop.list[str]``."""
+    """A field as OpenAI names it, ``messages[0].role``. The type that follows a field of several
+    types is left out: ``stop.list[str]``."""
     name = ""
     for part in where:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part in ("str", "int", "float", "bool") or not re.fullmatch("[a-z_][a-z0-9_]*", part):
-            break
-        else:
+        elif part not in _TYPE_NAMES and re.fullmatch("[a-z_][a-z0-9_]*", part):
             name += f".{part}" if name else part
     return name or None

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from app.api.body import Limited, Posted
+from app.api.body import Limited, Posted, Tagged
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
-from app.api.history import History, Item
+from app.api.history import History
 from app.api.json_text import finite
-from app.api.replies import Gathered, answer
-from app.api.schemas import ChatCompletion
+from app.api.replies import Gathered, answer, while_connected
+from app.api.response_tools import Offered, Tool
+from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts, ToolChoice
 from app.api.service import Service, memory_of
 from app.api.translated import (
     Block,
@@ -31,6 +32,7 @@ from app.api.translated import (
 )
 from app.worker.messages import ChatRequest, Render
 from speculation.chat.reasoning import find_reasoning
+from speculation.chat.tools import object_of
 
 
 class TextConfig(Posted):
@@ -41,22 +43,53 @@ class ReasoningConfig(Posted):
     effort: str | None = None
 
 
+class Item(Tagged):
+    """A part of a conversation."""
+
+    type: Literal[
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "additional_tools",
+    ] = "message"
+    role: Literal["system", "developer", "user", "assistant"] = "user"
+    content: str | Parts = Field(default_factory=list)
+    summary: Parts = Field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+    namespace: str = ""
+    arguments: str | dict[str, Any] = Field(default_factory=dict)
+    input: str = ""
+    output: Content = ""
+    tools: list[Tool] = Field(default_factory=list)
+    needs: ClassVar = {"message": "role", "function_call": "name", "custom_tool_call": "name"}
+
+
+def _as_items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 class ResponsesRequest(Posted, extra="allow"):
     """A request for a response. Other fields are those of a chat completion."""
 
-    input: str | list[dict[str, Any]]
+    input: Annotated[list[Item], BeforeValidator(_as_items)]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
     stream: bool = False
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
     include: list[str] = Field(default_factory=list)
     top_logprobs: int | None = None
     text: TextConfig = TextConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
-    tools: list[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     metadata: dict[str, Any] = Field(default_factory=dict)
     # These would change what is answered, or when.
@@ -64,13 +97,7 @@ class ResponsesRequest(Posted, extra="allow"):
     conversation: Any = None
     prompt: Any = None
 
-    def items(self) -> list[Item]:
-        """The input as items."""
-        if isinstance(self.input, str):
-            return [{"type": "message", "role": "user", "content": self.input}]
-        return [*self.input]
-
-    def chat(self, items: Sequence[Item]) -> ChatCompletion:
+    def chat(self, items: Sequence[Item], tools: Offered) -> ChatCompletion:
         """The chat completion for a conversation of ``items``. Raises ApiError."""
         if self.background:
             raise refuse("background", "stream the response instead")
@@ -78,10 +105,9 @@ class ResponsesRequest(Posted, extra="allow"):
             raise refuse("conversation", "give previous_response_id, or all items as input")
         if self.prompt is not None:
             raise refuse("prompt", "this server keeps no prompts; give instructions and input")
-        messages = messages_of(items)
+        messages = messages_of(items, tools)
         if self.instructions is not None:
-            messages.insert(0, {"role": "system", "content": self.instructions})
-        tools, choice = _tools(self.tools, self.tool_choice)
+            messages.insert(0, Message(role="system", content=self.instructions))
         wants_logprobs = "message.output_text.logprobs" in self.include
         return chat_completion(
             {
@@ -94,8 +120,8 @@ class ResponsesRequest(Posted, extra="allow"):
                 "top_logprobs": self.top_logprobs if wants_logprobs else None,
                 "response_format": _response_format(self.text.format),
                 "reasoning_effort": self.reasoning.effort,
-                "tools": tools,
-                "tool_choice": choice,
+                "tools": tools.functions,
+                "tool_choice": tools.choice(self.tool_choice),
                 "parallel_tool_calls": self.parallel_tool_calls,
             }
         )
@@ -110,117 +136,70 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _tools(
-    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], Any]:
-    """The functions among the tools, and the choice, as a chat completion has them.
+def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
+    """The messages of a conversation. Reasoning, text and calls in a row are one message."""
+    messages: list[Message] = []
 
-    Tools that OpenAI itself would run, such as a web search, are left out: the model cannot call
-    them here.
-    """
-    functions = [tool for tool in tools if tool.get("type") == "function"]
-    if isinstance(choice, Mapping):
-        kind = choice.get("type")
-        if kind == "allowed_tools":
-            names = [tool.get("name") for tool in choice.get("tools", ())]
-            functions = [tool for tool in functions if tool.get("name") in names]
-            choice = choice.get("mode", "auto")
-        elif kind == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
-        else:
-            raise refuse("tool_choice", f"tools of the type {kind!r:.40} do not run here")
-    known = ("name", "description", "parameters", "strict")
-    found = [
-        {"type": "function", "function": {name: tool[name] for name in known if name in tool}}
-        for tool in functions
-    ]
-    return found, choice
-
-
-def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The messages of a conversation. Reasoning, text and calls in a row are one message.
-
-    Raises ApiError for an item that has no place in a chat.
-    """
-    messages: list[dict[str, Any]] = []
-
-    def turn() -> dict[str, Any]:
+    def turn() -> Message:
         """The assistant's message that is being put together."""
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
+        if not messages or messages[-1].role != "assistant":
+            messages.append(Message(role="assistant", content=[]))
         return messages[-1]
 
-    for number, item in enumerate(items):
-        where, kind = f"input.{number}", item.get("type", "message")
-        if kind == "message" and item.get("role") == "assistant":
+    for item in items:
+        parts: Parts = item.content if isinstance(item.content, list) else [item.content]
+        if item.type == "message" and item.role == "assistant":
             told = turn()
-            parts = _parts(where, item.get("content", ""))
-            told["content"] = parts if told["content"] is None else [*told["content"], *parts]
-        elif kind == "message":
-            content = _parts(where, item.get("content", ""))
-            messages.append({"role": item.get("role"), "content": content})
-        elif kind == "reasoning":
-            thoughts = item.get("content") or item.get("summary") or ()
-            told, text = turn(), "\n".join(part.get("text", "") for part in thoughts)
-            told["reasoning_content"] = told.get("reasoning_content", "") + text
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
-            call = {"id": item.get("call_id", ""), "type": "function", "function": function}
-            turn().setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
-            content = _parts(where, item.get("output", ""))
-            answer_ = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-            messages.append(answer_)
-        elif kind == "item_reference":
-            raise refuse(f"{where}.type", "send the item itself, or use previous_response_id")
-        else:
-            raise refuse(f"{where}.type", f"items of the type {kind!r:.40} have no place here")
+            told.content = [*(told.content or ()), *parts]
+        elif item.type == "message":
+            messages.append(Message(role=item.role, content=parts))
+        elif item.type == "reasoning":
+            texts = [part if isinstance(part, str) else part.text for part in parts or item.summary]
+            thoughts = [ContentPart(type="reasoning", text=text) for text in texts]
+            told = turn()
+            told.content = [*(told.content or ()), *thoughts]
+        elif item.type in ("function_call", "custom_tool_call", "tool_search_call"):
+            is_text = item.type == "custom_tool_call"
+            function = {
+                "name": tools.name(item.namespace, item.name or "tool_search"),
+                "arguments": {"input": item.input} if is_text else item.arguments,
+            }
+            call = {"id": item.call_id, "type": "function", "function": function}
+            turn().tool_calls = [*(turn().tool_calls or ()), call]
+        elif item.type == "tool_search_output":
+            found = ", ".join(Offered(item.tools).names) or "No tools were found."
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=found))
+        elif item.type != "additional_tools":
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=item.output))
     return messages
-
-
-def _parts(where: str, content: Any) -> list[dict[str, Any]]:
-    """A content's parts as a chat completion has them."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    found = []
-    for number, part in enumerate(content or ()):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in ("input_text", "output_text", "text"):
-            found.append({"type": "text", "text": part.get("text", "")})
-        elif kind == "refusal":
-            found.append({"type": "text", "text": part.get("refusal", "")})
-        elif kind == "input_image":
-            found.append({"type": "image_url", "image_url": {"url": part.get("image_url")}})
-        else:
-            raise refuse(f"{where}.content.{number}.type", f"{kind!r:.40} is not text; send text")
-    return found
 
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
     router, history = APIRouter(route_class=Limited), History()
 
-    def conversation(asked: ResponsesRequest, http: Request) -> list[Item]:
-        """All items, those before this request included."""
-        before: Sequence[Item] = ()
+    def conversation(asked: ResponsesRequest, http: Request) -> tuple[list[Item], Offered]:
+        """All items, those before this request included, and the tools that they and it have."""
+        items = asked.input
         if asked.previous_response_id is not None:
             before = history.get(asked.previous_response_id, memory_of(http)).items
-        return [*before, *asked.items()]
+            items = [*map(Item.model_validate, before), *items]
+        return items, Offered([*asked.tools, *(tool for item in items for tool in item.tools)])
 
     @router.post("/v1/responses")
     @router.post("/responses")
     async def respond(asked: ResponsesRequest, http: Request) -> Response:
-        items = conversation(asked, http)
-        chat = asked.chat(items)
+        items, tools = conversation(asked, http)
+        chat = asked.chat(items, tools)
         requests = await service.chat_requests(chat, http)
         kept = _Keeping(history, memory_of(http), items) if asked.store else None
-        return await answered(ResponseReply(service, asked, chat, requests, kept), http)
+        return await answered(ResponseReply(service, asked, tools, chat, requests, kept), http)
 
     @router.post("/v1/responses/input_tokens")
     @router.post("/responses/input_tokens")
     async def count(asked: ResponsesRequest, http: Request) -> dict[str, Any]:
-        request = (await service.chat_requests(asked.chat(conversation(asked, http)), http))[0]
-        found = await answer(service.backend, Render(request))
+        request = (await service.chat_requests(asked.chat(*conversation(asked, http)), http))[0]
+        found = await while_connected(http, answer(service.backend, Render(request)))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.get("/v1/responses/{id_}")
@@ -244,7 +223,8 @@ class _Keeping:
     items: list[Item]
 
     def keep(self, response: Mapping[str, Any]) -> None:
-        self.history.add(self.owner, response, [*self.items, *response["output"]])
+        before = [item.model_dump(exclude_unset=True) for item in self.items]
+        self.history.add(self.owner, response, [*before, *response["output"]])
 
 
 class ResponseReply(ChatReply):
@@ -256,12 +236,14 @@ class ResponseReply(ChatReply):
         self,
         service: Service,
         asked: ResponsesRequest,
+        tools: Offered,
         chat: ChatCompletion,
         requests: Sequence[ChatRequest],
         keeping: _Keeping | None,
     ) -> None:
         super().__init__(service, chat, requests)
         sampling = requests[0].sampling
+        given = {"tool_choice": "auto", "tools": [], **asked.model_dump(exclude_unset=True)}
         self._keeping = keeping
         self._events = ResponseEvents(
             {
@@ -284,14 +266,15 @@ class ResponseReply(ChatReply):
                 "store": asked.store,
                 "temperature": sampling.get("temperature"),
                 "text": {"format": asked.text.format or {"type": "text"}},
-                "tool_choice": asked.tool_choice,
-                "tools": asked.tools,
+                "tool_choice": given["tool_choice"],
+                "tools": given["tools"],
                 "top_logprobs": asked.top_logprobs or 0,
                 "top_p": sampling.get("top_p", 1.0),
                 "truncation": "disabled",
                 "usage": None,
                 "user": None,
-            }
+            },
+            tools,
         )
 
     def whole(self) -> dict[str, Any]:
@@ -338,8 +321,9 @@ class ResponseEvents(Translator):
     response  as it is so far
     """
 
-    def __init__(self, response: dict[str, Any]) -> None:
+    def __init__(self, response: dict[str, Any], tools: Offered) -> None:
         super().__init__()
+        self._tools = tools
         self.response = response
         self._n_events = 0
         self._item: dict[str, Any] = {}
@@ -366,17 +350,17 @@ class ResponseEvents(Translator):
         yield {**self._whole(f"response.{self.response['status']}"), **more}
 
     def failed(self, error: ApiError) -> Iterator[SseEvent]:
-        facts = error.body["error"]
-        code = str(facts["type"])
-        yield self._event("error", code=code, message=error.message, param=facts.get("param"))
-        kind = "server_error" if error.status >= 500 else "invalid_prompt"
-        self.response |= {"status": "failed", "error": {"code": kind, "message": error.message}}
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        told = {"code": error.facts.get("code", code), "message": error.message}
+        yield self._event("error", **told, param=error.facts.get("param"))
+        self.response |= {"status": "failed", "error": told}
         yield self._whole("response.failed")
 
     def begun(self, block: Block) -> Iterator[SseEvent]:
         if block.kind == "call":
-            item: dict[str, Any] = {"id": new_id("fc"), "type": "function_call"}
-            item |= {"call_id": block.id, "name": block.name, "arguments": ""}
+            item: dict[str, Any] = self._tools.call(block.name)
+            kind = {"function_call": "fc", "custom_tool_call": "ctc"}.get(item["type"], "tsc")
+            item |= {"id": new_id(kind), "call_id": block.id}
         elif block.kind == "text":
             item = {"id": new_id("msg"), "type": "message", "role": "assistant", "content": []}
         else:
@@ -389,8 +373,8 @@ class ResponseEvents(Translator):
 
     def added(self, block: Block, text: str, logprobs: Sequence[Any]) -> Iterator[SseEvent]:
         if block.kind == "call":
-            name = "response.function_call_arguments.delta"
-            yield self._of(name, block, delta=text)
+            if self._item["type"] == "function_call":  # others' JSON holds what the client gets
+                yield self._of("response.function_call_arguments.delta", block, delta=text)
         elif block.kind == "text":
             self._logprobs += logprobs
             name = "response.output_text.delta"
@@ -401,10 +385,16 @@ class ResponseEvents(Translator):
     def ended(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
         item = self._item
         item["status"] = "completed" if is_whole else "incomplete"
-        if block.kind == "call":
+        if item["type"] == "function_call":
             item["arguments"] = block.text
             name = "response.function_call_arguments.done"
-            yield self._of(name, block, name=block.name, arguments=block.text)
+            yield self._of(name, block, name=item["name"], arguments=block.text)
+        elif item["type"] == "custom_tool_call":
+            text = item["input"] = str(object_of(block.text).get("input", ""))
+            yield self._of("response.custom_tool_call_input.delta", block, delta=text)
+            yield self._of("response.custom_tool_call_input.done", block, input=text)
+        elif item["type"] == "tool_search_call":
+            item["arguments"] = object_of(block.text)
         else:
             content = self._content(block)
             item["content"] = [content]

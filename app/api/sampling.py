@@ -97,7 +97,7 @@ def _bias(value: Any) -> Any:
     """llama-server's false, and null, forbid a token."""
     if value is None or value is False:
         return -math.inf
-    if value is True or (isinstance(value, int) and abs(value) > 2**63):
+    if value is True or not isinstance(value, int | float) or not abs(value) < 2**63:
         raise ValueError("give a number, or false to forbid the token")
     return value
 

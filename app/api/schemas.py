@@ -26,7 +26,8 @@ class ContentPart(Posted):
     thinking: str | None = None
 
 
-Content = str | list[ContentPart | str] | dict[str, Any]
+Parts = list[ContentPart | str]
+Content = str | Parts | dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _SOUNDS = ("audio", "input_audio")
@@ -97,6 +98,30 @@ class Prediction(Posted):
     content: Annotated[str, BeforeValidator(_joined_parts)]
 
 
+class Named(Posted):
+    name: str
+
+
+class ToolChoice(Posted):
+    """One tool, or some (``allowed_tools``), in the form of a chat completion or of a response."""
+
+    type: str = "function"
+    name: str = ""
+    namespace: str | None = None
+    function: Named | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[ToolChoice] = Field(default_factory=list, max_length=MOST_LISTED)
+    allowed_tools: ToolChoice | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The choice as the engine gets it."""
+        if self.type != "allowed_tools":
+            return {"type": "function", "function": {"name": (self.function or self).name}}
+        some = self.allowed_tools or self
+        tools = [one.given() for one in some.tools]
+        return {"type": "allowed_tools", "mode": some.mode, "tools": tools}
+
+
 class ChatCompletion(Sampling):
     """``/v1/chat/completions``. ``functions`` and ``function_call`` are the old names of ``tools``
     and ``tool_choice``."""
@@ -105,10 +130,10 @@ class ChatCompletion(Sampling):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     tools: list[dict[str, Any]] = Field([], max_length=MOST_LISTED)
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     functions: list[dict[str, Any]] = Field(default_factory=list)
-    function_call: str | dict[str, Any] | None = None
+    function_call: Literal["auto", "none"] | Named | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
     thinking_budget_tokens: int | None = None
@@ -118,6 +143,7 @@ class ChatCompletion(Sampling):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    _left_out: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ChatCompletion:
@@ -133,11 +159,32 @@ class ChatCompletion(Sampling):
         if self.functions and not self.tools:
             self.tools = [{"type": "function", "function": each} for each in self.functions]
             self.parallel_tool_calls = False
-            if isinstance(self.function_call, dict):
-                self.tool_choice = {"type": "function", "function": self.function_call}
+            if isinstance(self.function_call, Named):
+                self.tool_choice = ToolChoice(function=self.function_call)
             elif self.function_call is not None:
                 self.tool_choice = self.function_call
+        kinds = [str(tool.get("type", "function")) for tool in self.tools]
+        self._left_out = tuple(dict.fromkeys(kind for kind in kinds if kind != "function"))
+        self.tools = [
+            tool for tool, kind in zip(self.tools, kinds, strict=True) if kind == "function"
+        ]
+        if not self.tools and self.tool_choice not in ("auto", "none"):
+            raise ApiError(
+                f"tool_choice is {self.choice!r:.80}, but the request has no tools that run here; "
+                "give functions as tools",
+                param="tool_choice",
+            )
         return self
+
+    @property
+    def choice(self) -> str | dict[str, Any]:
+        """``tool_choice`` as the engine gets it."""
+        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.given()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The types of tools that the model is not offered, because nobody here could run them."""
+        return self._left_out
 
     @property
     def uses_tools(self) -> bool:
@@ -200,9 +247,9 @@ class JsonPrompt(Posted):
         return self
 
 
-Parts = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
-Prompt = str | JsonPrompt | Parts
-Prompts = Annotated[list[str | Parts | JsonPrompt], Field(max_length=MOST_TOKENS)]
+Tokens = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
+Prompt = str | JsonPrompt | Tokens
+Prompts = Annotated[list[str | Tokens | JsonPrompt], Field(max_length=MOST_TOKENS)]
 
 
 def prompts_of(prompt: Prompt | list[Any]) -> tuple[list[tuple[str | int, ...]], bool]:
@@ -229,7 +276,7 @@ class Completion(Sampling):
     n_probs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
     suffix: str | None = None
-    best_of: int = 1
+    best_of: int | None = None
     return_tokens: bool = False
     response_fields: list[str] = Field([], max_length=MOST_LISTED)
     post_sampling_probs: bool = False
@@ -238,10 +285,10 @@ class Completion(Sampling):
     def _is_possible(self) -> Completion:
         if self.suffix:
             raise ValueError("suffix is not supported: models are asked to continue a text")
-        if self.best_of > self.n_choices:
+        if self.best_of not in (None, self.n_choices):
             raise ApiError(
                 f"best_of is {self.best_of}, but each of the n={self.n_choices} texts is given; "
-                f"ask for n={self.best_of}, and choose among them",
+                f"leave it out, or ask for n={self.best_of}, and choose among them",
                 param="best_of",
             )
         return self

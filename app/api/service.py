@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from app.api.schemas import ChatCompletion, Completion, prompts_of
 from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
+
+log = logging.getLogger(__name__)
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
@@ -86,6 +90,8 @@ class Service:
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
         await self.take_model(asked.model, http)
+        if asked.left_out:
+            _tell_left_out(asked.left_out)
         sampling = await self._sampling(asked)
         request = ChatRequest(
             uuid4().hex,
@@ -98,7 +104,7 @@ class Service:
             stop=tuple(asked.stop),
             logprobs=asked.n_probs,
             tools=tuple(asked.tools),
-            tool_choice=asked.tool_choice,
+            tool_choice=asked.choice,
             parallel_tool_calls=asked.parallel_tool_calls,
             template_kwargs=asked.template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
@@ -213,6 +219,12 @@ class Service:
         return {**found, "logit_bias": bias} if bias else found
 
 
+@lru_cache(64)
+def _tell_left_out(kinds: tuple[str, ...]) -> None:
+    """Say once which types of tools the model is not offered: agents give them in each request."""
+    log.warning("nobody here can run tools of the type %s: left out", ", ".join(kinds)[:200])
+
+
 def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
     """The request ``n`` times, with seeds in a row: the choices of a call differ."""
     seed = request.sampling["seed"]
@@ -254,6 +266,8 @@ def memory_of(http: Request) -> str:
 class Stream(StreamingResponse):
     """A stream of server-sent events. An error ends it as an event; a client that goes away ends
     the work. While it is silent, comments tell that it lives."""
+
+    ping = ": ping\n\n"
 
     def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -297,7 +311,7 @@ class Stream(StreamingResponse):
             n_sent = self._n_sent
             await asyncio.sleep(PING_SECONDS)
             if self._n_sent == n_sent:
-                await send(_part(": ping\n\n"))
+                await send(_part(self.ping))
 
 
 def _part(text: str) -> Message:

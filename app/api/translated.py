@@ -24,7 +24,9 @@ SseEvent = dict[str, Any]  # its ``type`` is also the name of the server-sent ev
 
 
 class EventStream(Stream):
-    """A stream whose events have names."""
+    """A stream whose events have names. An event tells that it lives: to Codex, comments do not."""
+
+    ping = 'event: ping\ndata: {"type":"ping"}\n\n'
 
     def written(self, chunk: Any) -> str:
         if "type" not in chunk:  # an error that nobody expected
@@ -42,7 +44,9 @@ def chat_completion(fields: Mapping[str, Any]) -> ChatCompletion:
     Raises RequestValidationError, which names the chat completion's field.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    given |= {"n": 1, "stream_options": {"include_usage": True}}  # these APIs have one reply
+    for name in ("n", "n_cmpl", "functions", "function_call"):  # which these APIs do not have
+        given.pop(name, None)
+    given["stream_options"] = {"include_usage": True}
     try:
         return ChatCompletion.model_validate(given)
     except ValidationError as error:

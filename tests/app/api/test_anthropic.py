@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from anthropic import Anthropic, APIStatusError, BadRequestError, InternalServerError
 
-from app.worker.messages import Failed, Tokens
+from app.worker.messages import Failed, Tokens, Waiting
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
 
@@ -123,7 +122,7 @@ def test_errors_have_the_form_of_the_api(client: Anthropic, backend: FakeBackend
     assert "max_tokens" in refusal(max_tokens=0)["error"]["message"]
     video: Any = [{"role": "user", "content": [{"type": "video"}]}]
     message = refusal(messages=video)["error"]["message"]
-    assert "messages.0.content.0.type is not supported" in message
+    assert message.startswith("a part of type 'video' is not supported")
 
     backend.script = [[Failed("busy", "too many wait", "busy")]]
     assert refusal(InternalServerError) == error("overloaded_error", "too many wait")
@@ -131,6 +130,45 @@ def test_errors_have_the_form_of_the_api(client: Anthropic, backend: FakeBackend
     with pytest.raises(APIStatusError) as broken:
         list(client.messages.create(**ASKED, stream=True))
     assert broken.value.body == error("api_error", "it broke")
+
+
+def test_a_prompt_that_does_not_fit_has_the_words_that_agents_look_for(
+    client: Anthropic, backend: FakeBackend
+) -> None:
+    failed = Failed("", "it needs 600", "too long", 600, 512)
+    words = (
+        "prompt is too long: 600 tokens > 512 maximum. The request exceeds the available context "
+        "size: it needs 600"
+    )
+    expected = {"type": "error", "error": {"type": "invalid_request_error", "message": words}}
+    for stream, before in ((False, []), (True, []), (True, [Waiting(1)])):
+        backend.script = [[*before, failed]]
+        with pytest.raises(APIStatusError) as refused:
+            list(client.messages.create(**ASKED, stream=stream))
+        assert refused.value.body == expected
+
+
+HEADER = "x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch=1a2b;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "Be brief.",
+        f"{HEADER}\nBe brief.",
+        [{"type": "text", "text": HEADER}, {"type": "text", "text": "Be brief."}],
+        [{"type": "text", "text": f"{HEADER}\n\nBe brief."}],
+    ],
+)
+def test_a_header_that_changes_with_each_request_is_not_in_the_prompt(
+    client: Anthropic, backend: FakeBackend, system: Any
+) -> None:
+    backend.script = [[done()]] * 2
+    client.messages.create(**ASKED, system=system)
+    system_, user = backend.requests[-1].messages
+    assert system_ == {"role": "system", "content": "Be brief."}
+    client.messages.create(**ASKED, system=HEADER)
+    assert backend.requests[-1].messages == (user,)
 
 
 def test_a_request_becomes_a_chat_completion(client: Anthropic, backend: FakeBackend) -> None:
@@ -153,7 +191,11 @@ def test_a_request_becomes_a_chat_completion(client: Anthropic, backend: FakeBac
                 {
                     "type": "tool_result",
                     "tool_use_id": "1",
-                    "content": [{"type": "text", "text": "yes"}],
+                    "content": [
+                        {"type": "text", "text": "yes"},
+                        {"type": "tool_reference", "tool_name": "sun"},
+                        {"type": "search_result", "title": "x"},
+                    ],
                 },
             ],
         },
@@ -179,12 +221,12 @@ def test_a_request_becomes_a_chat_completion(client: Anthropic, backend: FakeBac
         ("system", "Be brief."),
         ("user", "weather?"),
         ("assistant", "One moment."),
-        ("tool", "yes"),
+        ("tool", "yes\nThe tool sun can be called.\n[search_result left out]"),
         ("user", "Go on."),
     ]
     (call,) = told["tool_calls"]
     assert (call["id"], call["function"]["name"]) == ("1", "rain")
-    assert json.loads(call["function"]["arguments"]) == {"a": "é"}
+    assert call["function"]["arguments"] == {"a": "é"}
     assert asked.messages[3]["tool_call_id"] == "1"
     assert [tool["function"]["name"] for tool in asked.tools] == ["rain"]
     assert isinstance(asked.tool_choice, Mapping)
@@ -212,7 +254,7 @@ def test_thinking_is_off_unless_it_is_asked_for(
     template: dict[str, Any],
 ) -> None:
     backend.script = [[done()]]
-    client.messages.create(**ASKED, extra_body=given)
+    client.messages.create(**ASKED, tools=[{"name": "f", "input_schema": {}}], extra_body=given)
     asked = backend.requests[-1]
     assert (asked.tool_choice, asked.thinking) == (choice, thinking)
     assert asked.template_kwargs == template

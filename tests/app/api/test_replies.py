@@ -158,11 +158,12 @@ def http(scripted: Scripted) -> Iterator[httpx.Client]:
 
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True})
+RESPONSE = ("/v1/responses", {"input": "a", "stream": True})
 TEXT = ("/v1/completions", {"prompt": "a", "stream": True})
 NATIVE = ("/completion", {"prompt": "a", "stream": True})
 
 
-@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE])
+@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE, RESPONSE])
 @pytest.mark.parametrize("first", [Waiting(3), Waiting(1, loading=True), Opening("<think>"), None])
 def test_a_stream_that_waits_has_its_headers_and_signs_of_life(
     http: httpx.Client, scripted: Scripted, path: str, body: dict[str, Any], first: Event | None
@@ -173,13 +174,13 @@ def test_a_stream_that_waits_has_its_headers_and_signs_of_life(
     with http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()
-        pings = (line for line in lines if line == ": ping")
-        assert [next(pings), next(pings)] == [": ping"] * 2
+        ping = "event: ping" if path == "/v1/responses" else ": ping"
+        assert [next(line for line in lines if line == ping) for _ in range(2)] == [ping] * 2
         events.put(Tokens((("hello", False),)))
         assert next(line for line in lines if line.startswith("data: ") and "hello" in line)
         events.put(Failed("it broke"))
-        (*_, last) = [line for line in lines if line.startswith("data: ")]
-        assert json.loads(last[6:])["error"]["message"] == "it broke"
+        (*_, last) = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert last.get("response", last)["error"]["message"] == "it broke"
 
 
 @pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE])

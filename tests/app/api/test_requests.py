@@ -66,6 +66,7 @@ def sent(
         ("samplers", ["temperature", "top_k"]),
         ("samplers", "ztk"),
         ("best_of", 4),
+        ("best_of", 0),
         ("max_tokens", -2),
         ("temperature", "warm"),
         ("n", 0),
@@ -80,13 +81,16 @@ def sent(
         ("stop", ["x"] * 5000),
         ("dry_sequence_breakers", ["x"] * 5000),
         ("response_format", {"type": "json_schema"}),
+        ("tool_choice", "required"),
+        ("tool_choice", "any"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ],
 )
 def test_what_would_change_the_text_and_is_not_done_is_refused_by_name(
     http: TestClient, name: str, value: Any
 ) -> None:
     for path, prompt in (("/v1/chat/completions", HELLO), ("/completion", {"prompt": "hi"})):
-        if name == "best_of" and "chat" in path:
+        if name in ("best_of", "tool_choice") and (name == "best_of") == ("chat" in path):
             continue
         answer = http.post(path, json={**prompt, name: value})
         error = answer.json()["error"]

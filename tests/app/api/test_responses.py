@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from app.api.errors import ApiError
 from app.api.history import History
-from app.api.responses import messages_of
-from app.worker.messages import Failed, Tokens
+from app.api.response_tools import Offered, Tool
+from app.api.schemas import ToolChoice
+from app.worker.messages import Failed, Tokens, Waiting
+from speculation.chat.tools import object_of
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
 
@@ -108,6 +111,20 @@ def test_a_reply_that_is_cut_or_fails_says_so(client: OpenAI, backend: FakeBacke
     assert (last.response.status, last.response.error.message) == ("failed", "it broke")
 
 
+def test_a_prompt_that_does_not_fit_has_the_code_that_agents_look_for(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    failed = Failed("", "it needs 600", "too long", 600, 512)
+    backend.script = [[failed], [Waiting(1), failed]]
+    with pytest.raises(BadRequestError) as refused:
+        client.responses.create(model="any", input="Hi", stream=True)
+    assert refused.value.code == "context_length_exceeded"
+    *_, error, last = client.responses.create(model="any", input="Hi", stream=True)
+    assert error.type == "error" and error.code == "context_length_exceeded"
+    assert last.type == "response.failed" and last.response.error is not None
+    assert last.response.error.code == "context_length_exceeded"
+
+
 def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBackend) -> None:
     backend.script = [[Tokens(((text, False),), (1,)), done()] for text in "abcd"]
     first = client.responses.create(model="any", input="one", instructions="Be brief.")
@@ -147,41 +164,150 @@ def test_the_least_recently_used_responses_are_forgotten() -> None:
     assert len(history.get("e", "me").items) == 1
 
 
-def test_items_become_messages_and_an_answers_items_one_message() -> None:
-    found = messages_of(
-        [
-            {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
-            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "ask"}]},
-            {"type": "message", "role": "assistant", "content": "One moment."},
-            {"type": "function_call", "call_id": "1", "name": "rain", "arguments": "{}"},
-            {"type": "function_call", "call_id": "2", "name": "sun", "arguments": '{"a":1}'},
-            {"type": "function_call_output", "call_id": "1", "output": "yes"},
-            {"type": "function_call_output", "call_id": "2", "output": [
-                {"type": "input_text", "text": "no"}
-            ]},
-            {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
-        ]
-    )  # fmt: skip
-
-    def text(value: str) -> list[dict[str, str]]:
-        return [{"type": "text", "text": value}]
-
+def test_items_become_messages_and_an_answers_items_one_message(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    backend.script = [[done()]]
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "ask"}]},
+        {"type": "message", "role": "assistant", "content": "One moment."},
+        {"type": "function_call", "call_id": "1", "name": "rain", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "sun", "arguments": '{"a":1}'},
+        {"type": "function_call_output", "call_id": "1", "output": "yes"},
+        {"type": "function_call_output", "call_id": "2", "output": [
+            {"type": "input_text", "text": "no"},
+            {"type": "input_image", "image_url": "data:"},
+        ]},
+        {"type": "reasoning", "content": None, "summary": [{"type": "summary_text", "text": "o"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
+        {"role": "user", "content": "Go on."},
+    ]  # fmt: skip
+    client.responses.create(model="any", input=items)
     calls = [
         {"id": "1", "type": "function", "function": {"name": "rain", "arguments": "{}"}},
         {"id": "2", "type": "function", "function": {"name": "sun", "arguments": '{"a":1}'}},
     ]
-    assert found == [
-        {"role": "user", "content": text("weather?")},
+    assert backend.requests[-1].messages == (
+        {"role": "user", "content": "weather?"},
         {
             "role": "assistant",
-            "content": text("One moment."),
+            "content": "One moment.",
             "reasoning_content": "ask",
             "tool_calls": calls,
         },
-        {"role": "tool", "tool_call_id": "1", "content": text("yes")},
-        {"role": "tool", "tool_call_id": "2", "content": text("no")},
-        {"role": "assistant", "content": text("I cannot.")},
+        {"role": "tool", "tool_call_id": "1", "content": "yes"},
+        {"role": "tool", "tool_call_id": "2", "content": "no\n[image left out]"},
+        {"role": "assistant", "content": "I cannot.", "reasoning_content": "o"},
+        {"role": "user", "content": "Go on."},
+    )
+
+
+FUNCTION = {"type": "function", "name": "read", "description": "Reads.", "parameters": {}}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.*/"},
+}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": {}}
+SPACE = {"type": "namespace", "name": "mcp__fs", "description": "Files.", "tools": [FUNCTION]}
+LITE = {"type": "namespace", "name": "functions", "tools": [FUNCTION, PATCH]}
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+def called(*calls: tuple[str, str]) -> Tokens:
+    text = "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in calls
+    )
+    return Tokens(((text, False),), (1,))
+
+
+def test_codex_tools_are_offered_called_and_read_again(
+    client: OpenAI, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = (
+        ("read", '{"a": "x"}'),
+        ("mcp__fs__read", '{"path": "b"}'),
+        ("apply_patch", r'{"input": "+ \u00e9\n"}'),
+        ("tool_search", '{"query": "c"}'),
+    )
+    backend.script = [[called(*made), done()]] * 2 + [[done()]]
+    more: Any = {"type": "additional_tools", "role": "developer", "tools": [LITE, SPACE, SEARCH]}
+    tools: Any = [SPACE, {"type": "image_generation"}, {"type": "web"}]
+    asked: dict[str, Any] = {"model": "any", "tools": tools, "store": False}
+    before: Any = [more, {"role": "user", "content": "Hi"}]
+    with caplog.at_level("WARNING"):
+        whole = client.responses.create(**asked, input=before, tool_choice="required")
+    assert "of the type image_generation, web: left out" in caplog.text
+    offered = backend.requests[-1].tools
+    assert [tuple(tool["function"].values()) for tool in offered] == [
+        ("mcp__fs__read", "Files.\n\nReads.", {}, False),
+        ("read", "Reads.", {}, False),
+        ("apply_patch", "Edits.\n\nThe input follows this grammar:\nstart: /.*/", INPUT, False),
+        ("tool_search", "Finds.", {}, False),
     ]
+    items: Any = [item.model_dump(exclude={"id", "status", "call_id"}) for item in whole.output]
+    expected = [
+        {"type": "function_call", "name": "read", "arguments": '{"a": "x"}'},
+        {"type": "function_call", "name": "read", "arguments": '{"path": "b"}'},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "+ é\n"},
+        {"type": "tool_search_call", "execution": "client", "arguments": {"query": "c"}},
+    ]
+    spaces = [item.pop("namespace", None) for item in items]
+    assert spaces == ["functions", "mcp__fs", "functions", None]
+    assert [{k: v for k, v in item.items() if v is not None} for item in items] == expected
+
+    events = list(client.responses.create(**asked, input=before, stream=True))
+    kinds = [event.type.removeprefix("response.") for event in events][2:-1]
+    added, ended = ["output_item.added"], ["output_item.done"]
+    function = ["function_call_arguments.delta", "function_call_arguments.done"]
+    custom = ["custom_tool_call_input.delta", "custom_tool_call_input.done"]
+    per_call = [added + two + ended for two in (function, function, custom, [])]
+    assert kinds == [kind for kinds in per_call for kind in kinds]
+    streamed: Any = events[-1]
+    dumped = [item.model_dump(exclude={"id", "call_id"}) for item in streamed.response.output]
+    assert dumped == [item.model_dump(exclude={"id", "call_id"}) for item in whole.output]
+
+    found = {**SPACE, "name": "mcp__db", "tools": [{**FUNCTION, "name": "query"}]}
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "1"},  # type: ignore[union-attr]
+        {"type": "custom_tool_call_output", "call_id": "p", "output": "done"},
+        {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": [found]},
+    ]
+    again = [*before, *(item.to_dict() for item in whole.output), *outputs]
+    client.responses.create(**asked, input=again, tool_choice={"type": "function", "name": "query"})
+    request = backend.requests[-1]
+    assert request.tools[:4] == offered and len(request.tools) == 5
+    assert isinstance(request.tool_choice, dict)
+    assert request.tool_choice["function"] == {"name": "mcp__db__query"}
+    functions = [call["function"] for call in request.messages[1]["tool_calls"]]
+    read = [(each["name"], object_of(each["arguments"])) for each in functions]
+    assert read == [(name, json.loads(arguments)) for name, arguments in made]
+    results = [message["content"] for message in request.messages[2:]]
+    assert results == ["1", "done", "mcp__db__query"]
+
+
+def test_names_of_tools_in_namespaces_are_short_and_no_two_are_equal() -> None:
+    long = {
+        "type": "namespace",
+        "name": "a" * 40,
+        "tools": [{"name": "b" * 40}, {"name": "c" * 40}],
+    }
+    same = [
+        {"type": "namespace", "name": "a__b", "tools": [{"name": "c"}]},
+        {"type": "namespace", "name": "a", "tools": [{"name": "b__c"}, {"name": "b__c"}]},
+        {"name": "a__b__c"},
+    ]
+    offered = Offered(Tool.model_validate(tool) for tool in [long, *same])
+    assert len(set(offered.names)) == 5 and max(map(len, offered.names)) == 64
+    pairs = [("a" * 40, "c" * 40), ("a__b", "c"), ("a", "b__c"), ("", "a__b__c")]
+    for namespace, name in pairs:
+        call = offered.call(offered.name(namespace, name))
+        assert (call.get("namespace", ""), call["name"]) == (namespace, name)
+        choice = ToolChoice(name=name, namespace=namespace)
+        assert offered.choice(choice) == ToolChoice(name=offered.name(namespace, name))
 
 
 @pytest.mark.parametrize(
@@ -191,13 +317,17 @@ def test_items_become_messages_and_an_answers_items_one_message() -> None:
         ({"conversation": "conv_1"}, "conversation is not supported: give previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt is not supported"),
         ({"tool_choice": {"type": "web_search"}}, "tools of the type 'web_search' do not run here"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type is not supported"),
-        ({"input": [{"type": "computer_call"}]}, "items of the type 'computer_call' have no place"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "names 'f', which is not among"),
+        ({"tool_choice": "required"}, "'required', but the request has no tools that run here"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "no tools that run here"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\].type: Input should be"),
+        ({"input": [{"type": "computer_call"}]}, r"input\[0\].type: .* \(got 'computer_call'"),
+        ({"input": [{"content": "x"}]}, r"input\[0\]: .*message needs a role"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
-            "input.0.content.0.type is not supported: 'input_file' is not text",
+            "a part of type 'input_file' is not supported",
         ),
-        ({"input": [{"role": "judge", "content": "x"}]}, r"messages\[0\].role"),
+        ({"input": [{"role": "judge", "content": "x"}]}, r"input\[0\].role"),
         ({"top_k": "many"}, "top_k"),
     ],
 )
@@ -230,8 +360,10 @@ def test_settings_tools_and_formats_are_those_of_a_chat_completion(
     asked = backend.requests[-1]
     assert (asked.max_tokens, asked.thinking, asked.method) == (7, False, "ar")
     assert (asked.sampling["temperature"], asked.sampling["seed"]) == (0.5, 5)
-    assert [tool["function"]["name"] for tool in asked.tools] == ["g"]
-    assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
+    assert [tool["function"]["name"] for tool in asked.tools] == ["f", "g"]
+    some = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    assert asked.tool_choice == {"type": "allowed_tools", **some}
+    assert not asked.parallel_tool_calls
     assert [item.type for item in found.output] == ["message"]  # one item at least
     backend.script = [[done()]]
     format_: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
