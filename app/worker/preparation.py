@@ -195,7 +195,7 @@ def _chat_prompt(
 def _chat_options(engine: Engine, request: ChatRequest) -> ChatOptions:
     return {
         "thinking": request.thinking if engine.has_thinking_switch else None,
-        "tools": () if request.tool_choice == "none" else request.tools,
+        "tools": request.tools,
         "template_kwargs": request.template_kwargs,
         "continue_last": request.continue_last,
     }
@@ -218,20 +218,21 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
 def _reply_grammar(
     model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
 ) -> SamplingParams:
-    """The sampling parameters, with a grammar for calls of the request's tools and for its JSON
-    schema, which begin after the reasoning."""
-    has_tools = bool(request.tools) and request.tool_choice != "none"
-    if sampling.grammar is not None and has_tools:
-        raise InvalidParameter(
-            "tools come with a grammar of their own; leave out the grammar or the tools, or set "
-            "tool_choice to none"
-        )
-    template = template_of(model, tools=has_tools)
+    """The sampling parameters, with a grammar for calls of the request's tools, or against them,
+    and for its JSON schema, which begin after the reasoning."""
+    if sampling.grammar is not None:
+        if request.tools and request.tool_choice != "none":
+            raise InvalidParameter(
+                "tools come with a grammar of their own; leave out the grammar or the tools, or "
+                "set tool_choice to none"
+            )
+        return sampling
+    template = template_of(model, tools=bool(request.tools))
     thinking, marks = thinking_marks(opening or template), model.marks
     if request.thinking is False and not opening and thinking and not thinking.answer:
         thinking = None
-    budget = request.thinking_budget if thinking and sampling.grammar is None else None
-    if not has_tools and budget is None and (sampling.json_schema is None or thinking is None):
+    budget = request.thinking_budget if thinking else None
+    if not request.tools and budget is None and (sampling.json_schema is None or thinking is None):
         return sampling
     if thinking and budget is not None:  # its marks are tokens then, whatever their kind
         split = {
