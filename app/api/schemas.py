@@ -168,7 +168,10 @@ class ChatCompletion(Sampling):
 
     @property
     def thinking(self) -> bool | None:
-        """Whether to reason; None = the model's default."""
+        """Whether to reason; None = the model's default. What the template is given comes first."""
+        for name in THINKING:
+            if (given := self.chat_template_kwargs.get(name)) is not None:
+                return bool(given)
         if self.reasoning_effort == "none" or self.thinking_budget == 0:
             return False
         return self.enable_thinking

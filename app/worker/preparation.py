@@ -54,7 +54,7 @@ def prepared(
     sampling = SamplingParams(**_sampling(request), strict=request.strict)
     if request.messages:
         prompt = _chat_prompt(engine, request, sampling, emit)
-        sampling = _reply_grammar(engine.model, request, sampling, prompt.opening)
+        sampling = _reply_grammar(engine.model, request, sampling, prompt)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
     if prompt.opening:
@@ -216,7 +216,7 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
 
 
 def _reply_grammar(
-    model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
+    model: Model, request: ChatRequest, sampling: SamplingParams, prompt: ChatPrompt
 ) -> SamplingParams:
     """The sampling parameters, with a grammar for calls of the request's tools, or against them,
     and for its JSON schema, which begin after the reasoning."""
@@ -228,7 +228,8 @@ def _reply_grammar(
             )
         return sampling
     template = template_of(model, tools=bool(request.tools))
-    thinking, marks = thinking_marks(opening or template), model.marks
+    opening, marks = prompt.opening, model.marks
+    thinking = None if prompt.in_answer else thinking_marks(opening or template)
     if request.thinking is False and not opening and thinking and not thinking.answer:
         thinking = None
     budget = request.thinking_budget if thinking else None
