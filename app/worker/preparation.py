@@ -33,7 +33,7 @@ from speculation.chat.template import (
     chat_text,
     template_of,
 )
-from speculation.chat.tool_format import tool_format
+from speculation.chat.tool_format import GENERIC, tool_format
 from speculation.chat.tool_grammar import reply_grammar
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 from speculation.drafter import Method
@@ -57,8 +57,9 @@ def prepared(
         sampling = _reply_grammar(engine.model, request, sampling, prompt)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
-    if prompt.opening:
-        emit(Opening(prompt.opening))
+    if prompt.opening or request.tools:
+        calls = tool_format(template_of(engine.model, tools=True)) if request.tools else GENERIC
+        emit(Opening(prompt.opening, calls))
     scored = None
     if request.echo is not None and request.logprobs is not None:
         scored = _scored(engine.model, iter(prompt.tokens), emit)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,8 @@ from speculation.chat.tools import Tool, checked_tools, object_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+log = logging.getLogger(__name__)
 
 # In OpenAI's form. An assistant's message may have ``tool_calls`` instead of a ``content``.
 Message = Mapping[str, Any]
@@ -122,18 +125,25 @@ def render_messages(
         ) from error
 
 
-@lru_cache(maxsize=16)
 def asks_for_thinking(template: str | None) -> bool:
     """Whether a chat template has a variable that turns reasoning on or off.
 
-    False if the template is broken or exceeds a limit; rendering it then raises.
+    False if the template is broken; rendering it then raises.
     """
     if not template or not any(name in template for name in THINKING):
         return False
     try:
-        return not RENDERER.names(template).isdisjoint(THINKING)
-    except (InvalidParameter, UnsupportedModel):
+        return not _names_of(template).isdisjoint(THINKING)
+    except InvalidParameter:
         return False
+    except UnsupportedModel as error:  # perhaps not the next time
+        log.warning("whether the model's reasoning can be turned off is a guess: %s", error)
+        return THINKING[0] in template
+
+
+@lru_cache(maxsize=16)
+def _names_of(template: str) -> frozenset[str]:
+    return RENDERER.names(template)
 
 
 def template_of(model: Model, *, tools: bool = False) -> str:

@@ -24,7 +24,9 @@ from speculation.chat.template import (
     render_messages,
     template_of,
 )
+from speculation.chat.tool_format import GENERIC, tool_format
 from speculation.engine import Engine
+from tests.speculation.chat.tool_templates import FAMILIES
 from tests.support.tiny_gguf import write_tiny_gguf
 
 # Like Qwen 3's: the model thinks unless it is told not to.
@@ -439,3 +441,16 @@ def test_the_render_process_ends_with_its_parent_and_is_restarted() -> None:
     assert renderer.render("{{ a }}", {"a": "b"}, 0) == "b"
     renderer.close()
     assert renderer._process is None
+
+
+def test_a_template_that_once_took_too_long_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, thinks = FAMILIES["json between marks"].template + "{# slow #}", OPENS + "{# enable_thinking #}"
+    with monkeypatch.context() as slow:
+        slow.setattr(render_process, "SECONDS", 0.0)
+        assert tool_format(calls) == GENERIC
+        assert asks_for_thinking(thinks)
+    assert len(caplog.messages) == 2 and "took longer than 0 s" in caplog.text
+    assert tool_format(calls).in_template
+    assert not asks_for_thinking(thinks)
