@@ -74,10 +74,21 @@ def test_an_incomplete_character_is_replaced_when_the_next_token_or_the_end_arri
     assert reply.take([1, 3]) == (2, None)
     assert reply.take([6, 1]) == (2, None)
     assert released(reply, 4) == ["Hel", " w", "\N{REPLACEMENT CHARACTER}!", "Hel"]
-    assert reply.take([7]) == (1, None)
-    assert released(reply, 1) == [""]
-    assert list(reply.rest()) == [Token(7, "\N{REPLACEMENT CHARACTER}", False)]
-    assert reply.shown == "Hel w\N{REPLACEMENT CHARACTER}!Hel\N{REPLACEMENT CHARACTER}"
+    assert reply.shown == "Hel w\N{REPLACEMENT CHARACTER}!Hel"
+    for stop in ((), ("x",)):
+        for taken, reason, texts in (
+            ([7, END], "stop", ["", "\N{REPLACEMENT CHARACTER}"]),
+            ([1, 7], "length", ["Hel", "\N{REPLACEMENT CHARACTER}"]),
+            ([7, 6], "length", ["", "\N{REPLACEMENT CHARACTER}!"]),
+        ):
+            reply = text(stop, max_tokens=2)
+            assert [reply.take([token]) for token in taken] == [(1, None), (1, reason)]
+            tokens = [*reply.release(2, 0), *reply.rest()]
+            assert [(token.id, token.text) for token in tokens] == list(zip(taken, texts, strict=True))
+            assert reply.shown == "".join(texts)
+    cancelled = text()
+    assert cancelled.take([1, 7]) == (2, None)
+    assert [*released(cancelled, 2), *cancelled.rest()] == ["Hel", ""]
 
 
 def test_a_text_can_end_in_the_middle_of_a_step() -> None:
