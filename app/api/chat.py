@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from app.api.body import Limited
 from app.api.facts import legacy_logprobs, times, timings, token_logprobs, usage
+from app.api.infill import before_suffix
 from app.api.json_text import as_json
 from app.api.replies import Gathered, Shown, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
@@ -47,6 +48,8 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def complete(asked: Completion, http: Request) -> Response:
+        if asked.suffix:
+            asked = await before_suffix(service, asked, http)
         requests, _ = await service.completion_requests(asked, http)
         return await answered(TextReply(service, asked, requests), http)
 

@@ -239,8 +239,6 @@ class Completion(Sampling):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Completion:
-        if self.suffix:
-            raise ValueError("suffix is not supported: models are asked to continue a text")
         if self.best_of > self.n_choices:
             raise ApiError(
                 f"best_of is {self.best_of}, but each of the n={self.n_choices} texts is given; "

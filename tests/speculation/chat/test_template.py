@@ -446,7 +446,8 @@ def test_the_render_process_ends_with_its_parent_and_is_restarted() -> None:
 def test_a_template_that_once_took_too_long_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls, thinks = FAMILIES["json between marks"].template + "{# slow #}", OPENS + "{# enable_thinking #}"
+    calls = FAMILIES["json between marks"].template + "{# slow #}"
+    thinks = OPENS + "{# enable_thinking #}"
     with monkeypatch.context() as slow:
         slow.setattr(render_process, "SECONDS", 0.0)
         assert tool_format(calls) == GENERIC
