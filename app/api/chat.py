@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from app.api.body import Limited
 from app.api.facts import legacy_logprobs, times, timings, token_logprobs, usage
+from app.api.infill import before_suffix
 from app.api.json_text import as_json
 from app.api.replies import Gathered, Shown, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
@@ -26,7 +27,6 @@ from speculation.chat.reply_parser import (
     ReplyParser,
     joined,
 )
-from speculation.chat.tool_format import ToolFormat
 
 
 def routes(service: Service) -> APIRouter:
@@ -48,6 +48,8 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def complete(asked: Completion, http: Request) -> Response:
+        if asked.suffix:
+            asked = await before_suffix(service, asked, http)
         requests, _ = await service.completion_requests(asked, http)
         return await answered(TextReply(service, asked, requests), http)
 
@@ -107,16 +109,10 @@ class ChatReply(_Reply):
     chunk_kind = "chat.completion.chunk"
     asked: ChatCompletion
 
-    def __init__(
-        self, service: Service, asked: ChatCompletion, requests: Sequence[ChatRequest]
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self._format: ToolFormat | None = service.facts.tool_format if asked.uses_tools else None
-
     def whole(self) -> dict[str, Any]:
         choices = []
         for number, gathered in enumerate(self.replies.choices):
-            parser = ReplyParser(self._format, gathered.opening, self.asked.tools)
+            parser = _parser(self.asked, Opening(gathered.opening, gathered.calls))
             deltas = joined([*parser.feed(gathered.text), *parser.finish()])
             message, called = message_of(deltas)
             reason = _reason(gathered.done, called is not None and not parser.in_call)
@@ -135,7 +131,7 @@ class ChatReply(_Reply):
         return {**self._head, "choices": choices, **more}
 
     async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
-        streams = [ChatStream(self._format, self.asked) for _ in self.replies.choices]
+        streams = [ChatStream(self.asked) for _ in self.replies.choices]
         for number in range(len(streams)):
             delta = {"role": "assistant", "content": None}
             yield self._chunk([{"index": number, "delta": delta, "finish_reason": None}])
@@ -153,13 +149,17 @@ class ChatReply(_Reply):
         yield DONE
 
 
+def _parser(asked: ChatCompletion, opening: Opening) -> ReplyParser:
+    return ReplyParser(opening.calls if asked.uses_tools else None, opening.mark, asked.tools)
+
+
 class ChatStream:
     """The chunks of one choice."""
 
-    def __init__(self, format_: ToolFormat | None, asked: ChatCompletion) -> None:
-        self._format, self._tools = format_, asked.tools
+    def __init__(self, asked: ChatCompletion) -> None:
+        self._asked = asked
         self._in_old_form = bool(asked.functions)
-        self._parser = ReplyParser(format_, tools=asked.tools)
+        self._parser = _parser(asked, Opening(""))
         self._n_calls = 0
         self._n_shown = 0  # tokens whose probabilities have appeared in a chunk
 
@@ -167,7 +167,7 @@ class ChatStream:
         """The chunks for an event. ``shown`` are the reply's tokens, if they give probabilities."""
         deltas: list[Delta] = []
         if isinstance(event, Opening):
-            self._parser = ReplyParser(self._format, event.mark, self._tools)
+            self._parser = _parser(self._asked, event)
         elif isinstance(event, Tokens):
             deltas = self._parser.feed("".join(text for text, _ in event.pieces))
         elif isinstance(event, Done):

@@ -1,4 +1,5 @@
-"""``/infill``, llama-server's route for editors: what belongs between two parts of a file."""
+"""What belongs between two parts of a file: ``/infill``, llama-server's route for editors, and the
+``suffix`` of completions."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from app.api.body import Limited, Posted
 from app.api.errors import ApiError
 from app.api.native import completed
 from app.api.replies import answer
-from app.api.schemas import Completion
-from app.api.service import Service
+from app.api.schemas import Completion, prompts_of
+from app.api.service import MOST_PROMPTS, Service
 from app.worker.messages import Tokenize
 
 PREFIX_SHARE = 0.75  # of the room for the file that is edited; the suffix has the rest
@@ -56,16 +57,31 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-async def _tokens(service: Service, asked: Infill, http: Request, n_reply: int | None) -> list[int]:
-    """The prompt: parts of other files, then the edited one. Raises ApiError."""
+async def before_suffix(service: Service, asked: Completion, http: Request) -> Completion:
+    """A completion whose prompts have its ``suffix`` in them. Raises ApiError."""
+    prompts = []
+    for prompt in prompts_of(asked.prompt)[0][: MOST_PROMPTS + 1]:
+        if asked.echo or any(isinstance(part, int) for part in prompt):
+            raise ApiError("suffix needs a prompt of text, without echo", param="suffix")
+        text = "".join(map(str, prompt))
+        gap = Infill(input_prefix=text, input_suffix=asked.suffix or "", model=asked.model)
+        prompts.append(await _tokens(service, gap, http, asked.limit, 400))
+    return asked.model_copy(update={"prompt": prompts, "suffix": None})
+
+
+async def _tokens(
+    service: Service, asked: Infill, http: Request, n_reply: int | None, status: int = 501
+) -> list[int]:
+    """The prompt: parts of other files, then the edited one. Raises ApiError, with ``status`` if
+    the model has no tokens for that."""
     await service.take_model(asked.model, http)
     model, marks = service.model(), service.facts.fim
     missing = [name for name in ("prefix", "suffix", "middle") if name not in marks]
     if missing:
         raise ApiError(
             f"{service.name()} has no token for {', '.join(missing)}: it was not trained to fill "
-            "in the middle; load a model for code, or ask for a completion",
-            501,
+            "in the middle; load a model for code, or ask for a completion without a suffix",
+            status,
         )
 
     async def split(text: str, add_special: bool = False) -> list[int]:

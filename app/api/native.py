@@ -144,6 +144,8 @@ def routes(service: Service) -> APIRouter:
 
 async def completed(service: Service, asked: Completion, http: Request) -> Response:
     """The answer to a completion, in llama-server's form."""
+    if asked.suffix:
+        raise ApiError("suffix is not supported here; use /infill", param="suffix")
     requests, is_list = await service.completion_requests(asked, http)
     replies = service.replies([replace(request, show_prompt=True) for request in requests])
     if asked.stream:

@@ -32,6 +32,7 @@ from app.worker.messages import (
     Tokens,
     Waiting,
 )
+from speculation.chat.tool_format import GENERIC, ToolFormat
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Gathered:
     ids: list[int] = field(default_factory=list)
     chances: list[tuple[Chance, tuple[Chance, ...]]] = field(default_factory=list)
     opening: str = ""
+    calls: ToolFormat = GENERIC
     prefill: Prefill | None = None
     n_reused: int = 0
     done: Done | None = None
@@ -97,7 +99,7 @@ class Gathered:
             decode = self._decoder.decode
             self.prompt += [Shown(decode(one[0].piece), one) for one in event.chances]
         elif isinstance(event, Opening):
-            self.opening = event.mark
+            self.opening, self.calls = event.mark, event.calls
         elif isinstance(event, Prefill):
             self.n_reused = event.done if self.prefill is None else self.n_reused
             self.has_read = perf_counter()

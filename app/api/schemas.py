@@ -215,7 +215,10 @@ class ChatCompletion(Sampling):
 
     @property
     def thinking(self) -> bool | None:
-        """Whether to reason; None = the model's default."""
+        """Whether to reason; None = the model's default. What the template is given comes first."""
+        for name in THINKING:
+            if (given := self.chat_template_kwargs.get(name)) is not None:
+                return bool(given)
         if self.reasoning_effort == "none" or self.thinking_budget == 0:
             return False
         return self.enable_thinking
@@ -283,8 +286,6 @@ class Completion(Sampling):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Completion:
-        if self.suffix:
-            raise ValueError("suffix is not supported: models are asked to continue a text")
         if self.best_of not in (None, self.n_choices):
             raise ApiError(
                 f"best_of is {self.best_of}, but each of the n={self.n_choices} texts is given; "

@@ -64,6 +64,6 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
             if not starts:  # a greeting
                 starts.append(turn.id)
             opening = str(turn.reply.get("opening", ""))
-            text = turn.text if is_last else answer_of(turn.text, opening)
+            text = opening + turn.text if is_last else answer_of(turn.text, opening)
             messages.append({"role": "assistant", "content": text})
     return Prompt(tuple(messages), tuple(starts))

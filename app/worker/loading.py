@@ -39,8 +39,6 @@ from batching.llama.devices import Placement
 from batching.llama.hardware import physical_cores
 from batching.llama.private_api import LIMITS
 from batching.watched import STEP_SECONDS, Watched
-from speculation.chat.template import template_of
-from speculation.chat.tool_format import tool_format
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
@@ -386,7 +384,6 @@ def facts_of(engine: Engine, devices: tuple[tuple[str, int], ...] = ()) -> Model
         engine.parallel,
         str(model.path),
         model.chat_template or "",
-        tool_format(template_of(model, tools=True)),
         _special(engine, "bos"),
         _special(engine, "eos"),
         tuple(sorted(model.ends)),

@@ -67,7 +67,6 @@ class ModelFacts:
 
     parallel       how many texts are written at a time
     chat_template  as the GGUF has it
-    tool_format    how the model writes calls of tools
     ends           tokens that end a text
     longest        bytes of the longest token, at least; 0 = not known
     fim            the marks for filling in the middle, by name, with their tokens
@@ -80,7 +79,6 @@ class ModelFacts:
     parallel: int = 1
     path: str = ""
     chat_template: str = ""
-    tool_format: ToolFormat = GENERIC
     bos: str = ""
     eos: str = ""
     ends: tuple[int, ...] = ()
@@ -225,9 +223,14 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Opening:
-    """The reply starts with reasoning, whose opening mark is in the prompt."""
+    """How to read the reply.
+
+    mark   the opening mark of reasoning, if the prompt ends with it; else empty
+    calls  how the model writes calls of tools
+    """
 
     mark: str
+    calls: ToolFormat = GENERIC
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from speculation.chat.template import (
     chat_text,
     template_of,
 )
-from speculation.chat.tool_format import tool_format
+from speculation.chat.tool_format import GENERIC, tool_format
 from speculation.chat.tool_grammar import reply_grammar
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 from speculation.drafter import Method
@@ -54,11 +54,12 @@ def prepared(
     sampling = SamplingParams(**_sampling(request), strict=request.strict)
     if request.messages:
         prompt = _chat_prompt(engine, request, sampling, emit)
-        sampling = _reply_grammar(engine.model, request, sampling, prompt.opening)
+        sampling = _reply_grammar(engine.model, request, sampling, prompt)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
-    if prompt.opening:
-        emit(Opening(prompt.opening))
+    if prompt.opening or request.tools:
+        calls = tool_format(template_of(engine.model, tools=True)) if request.tools else GENERIC
+        emit(Opening(prompt.opening, calls))
     scored = None
     if request.echo is not None and request.logprobs is not None:
         scored = _scored(engine.model, iter(prompt.tokens), emit)
@@ -195,7 +196,7 @@ def _chat_prompt(
 def _chat_options(engine: Engine, request: ChatRequest) -> ChatOptions:
     return {
         "thinking": request.thinking if engine.has_thinking_switch else None,
-        "tools": () if request.tool_choice == "none" else request.tools,
+        "tools": request.tools,
         "template_kwargs": request.template_kwargs,
         "continue_last": request.continue_last,
     }
@@ -216,22 +217,24 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
 
 
 def _reply_grammar(
-    model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
+    model: Model, request: ChatRequest, sampling: SamplingParams, prompt: ChatPrompt
 ) -> SamplingParams:
-    """The sampling parameters, with a grammar for calls of the request's tools and for its JSON
-    schema, which begin after the reasoning."""
-    has_tools = bool(request.tools) and request.tool_choice != "none"
-    if sampling.grammar is not None and has_tools:
-        raise InvalidParameter(
-            "tools come with a grammar of their own; leave out the grammar or the tools, or set "
-            "tool_choice to none"
-        )
-    template = template_of(model, tools=has_tools)
-    thinking, marks = thinking_marks(opening or template), model.marks
+    """The sampling parameters, with a grammar for calls of the request's tools, or against them,
+    and for its JSON schema, which begin after the reasoning."""
+    if sampling.grammar is not None:
+        if request.tools and request.tool_choice != "none":
+            raise InvalidParameter(
+                "tools come with a grammar of their own; leave out the grammar or the tools, or "
+                "set tool_choice to none"
+            )
+        return sampling
+    template = template_of(model, tools=bool(request.tools))
+    opening, marks = prompt.opening, model.marks
+    thinking = None if prompt.in_answer else thinking_marks(opening or template)
     if request.thinking is False and not opening and thinking and not thinking.answer:
         thinking = None
-    budget = request.thinking_budget if thinking and sampling.grammar is None else None
-    if not has_tools and budget is None and (sampling.json_schema is None or thinking is None):
+    budget = request.thinking_budget if thinking else None
+    if not request.tools and budget is None and (sampling.json_schema is None or thinking is None):
         return sampling
     if thinking and budget is not None:  # its marks are tokens then, whatever their kind
         split = {

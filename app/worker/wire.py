@@ -29,7 +29,7 @@ From it:
     waiting       how many others come first
     loading       a load's progress
     left_out      which turns the prompt leaves out
-    opening       the reply starts with reasoning
+    opening       how to read the reply
     prompt_tokens  more of the prompt's tokens, with their probabilities
     prefill       the prompt's progress
     steps         how the next tokens came about, if that is asked for

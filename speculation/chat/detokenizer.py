@@ -15,7 +15,8 @@ from speculation.chat.reasoning import LONGEST_MARK, start_of_answer
 class Token(NamedTuple):
     """A generated token.
 
-    text     the characters it completed; empty if it ends inside a character
+    text     the characters it completed; empty if it ends inside a character. One that is not
+             complete becomes U+FFFD with the next token, or with the last one
     drafted  whether it was an accepted draft token
     """
 
@@ -93,14 +94,15 @@ class ReplyText:
     def _take(self, token: int) -> str | None:
         self.ids.append(token)
         if token in self._model.ends:
-            self._pieces.append("")
+            self._pieces.append(self._decoder.decode(b"", final=True))
             return "stop"
-        piece = self._decoder.decode(self._model.piece(token))
+        is_last = len(self.ids) >= self._max_tokens
+        piece = self._decoder.decode(self._model.piece(token), final=is_last)
         self._is_whole = not self._decoder.getstate()[0]
         self._pieces.append(piece)
         if self._stop and self._completes_stop(piece):
             return "stop"
-        return "length" if len(self.ids) >= self._max_tokens else None
+        return "length" if is_last else None
 
     def _completes_stop(self, piece: str) -> bool:
         """Whether the last ``piece`` completes a stop string; if so, cuts the text before it."""
@@ -129,7 +131,7 @@ class ReplyText:
             return map(Token, ids, pieces, drafted)
         self._held += zip(ids, pieces, drafted, strict=True)
         if self.stopped_by:
-            return self._cut()
+            return self.rest()
         answer = len(self._joined) if self._answer is None else self._answer
         keep = max(_overlap(self._joined[answer:], stop) for stop in self._stop)
         n_free = len(self._joined) - keep
@@ -139,20 +141,7 @@ class ReplyText:
         return found
 
     def rest(self) -> Iterator[Token]:
-        """What is still held back, after the text has ended. An incomplete character becomes
-        U+FFFD."""
-        tail = self._decoder.decode(b"", final=True)
-        if tail and not self.stopped_by:
-            self._pieces.append(tail)
-            if self._held:
-                token, text, drafted = self._held[-1]
-                self._held[-1] = (token, text + tail, drafted)
-            elif self.ids:
-                self._held.append((self.ids[-1], tail, False))
-                self._n_shown = len(self.shown) - len(tail)
-        yield from self._cut()
-
-    def _cut(self) -> Iterator[Token]:
+        """What is still held back, after the text has ended."""
         while self._held:
             room = len(self.shown) - self._n_shown
             yield self._pop(self._held[0][1][: max(0, room)])

@@ -1,6 +1,6 @@
 """Turns a regular expression into one for the beginnings of its matches, to read marks in a stream.
 
-Pure. Supports what the marks of chat templates need: characters, classes, ``\\b``, groups,
+Pure. Supports what the marks of chat templates need: characters, classes, ``\\b``, ``\\B``, groups,
 alternatives and ``?``, and ``*`` and ``+`` after a single character or class.
 """
 
@@ -49,7 +49,7 @@ def _sequence(tokens: list[str]) -> list[tuple[str, str]]:
     items = []
     while tokens and tokens[0] not in ("|", ")"):
         whole = tokens.pop(0)
-        part = "" if whole == r"\b" else f"{whole}?"
+        part = "" if whole in (r"\b", r"\B") else f"{whole}?"
         if whole in ("(", "(?:"):
             whole, part = _alternatives(tokens)
         if tokens and tokens[0] in ("?", "*", "+"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,6 +55,9 @@ class ReplyParser:
     Holds back only text that may still become a mark. Marks, and white space beside calls, are in
     no delta. Text that looks like a call but is none becomes content. Arguments are passed on as
     they arrive, so those of a reply that ends inside a call are incomplete: ``in_call``.
+
+    Models also write calls in another form than their template's. Those are read, too, if they name
+    one of the tools: JSON that is an answer of its own, starts a line, or is in a block or a tag.
     """
 
     def __init__(
@@ -62,9 +65,13 @@ class ReplyParser:
     ) -> None:
         """``format_`` None looks for no calls; ``opening`` is the opening mark of reasoning if the
         prompt ended with it; ``tools`` tell strings from other arguments where a model's calls do
-        not."""
+        not, and have the names that a call without a mark needs."""
         self._format = format_
-        self._patterns = _NO_CALLS if format_ is None else _patterns(format_)
+        functions = (tool.get("function") for tool in tools)
+        self._names = {each.get("name") for each in functions if isinstance(each, Mapping)}
+        own = [] if format_ is None else [_patterns(format_)]
+        self._forms = [*own, _OTHER] if own and self._names else own
+        self._patterns = _OTHER  # of the present call
         self._types = parameter_types(tools) if format_ and format_.parameters else {}
         self._held = opening
         self._read: Callable[[bool], list[Delta]] = self._read_start
@@ -125,28 +132,59 @@ class ReplyParser:
         return [Reasoning(self._take(None if last else n_settled(self._held, self._close)))]
 
     def _read_answer(self, last: bool) -> list[Delta]:
-        if self._format is None:
-            return [Content(self._take())]
-        head, bare = self._patterns.head, self._patterns.bare if self._at_call else ""
-        found = (re.match(bare, self._held) if bare else None) or re.search(head, self._held)
-        if found is not None:
-            before = Content(self._take(found.start()))
-            if self._format.quote:
+        call = self._next_call(last)
+        if call is not None:
+            found, self._patterns = call
+            before = Content(self._take(len(self._held[: found.start()].rstrip())))
+            start, name = found.end() - 1 - len(before.text), found.groups()[-1]
+            if self._held[start] == '"' and not self._patterns.key:
+                text = _STRING.match(self._held, start)
+                if text is None:
+                    return [before]
+                self._take(text.end())
+                self._read = self._read_tail
+                return [before, self._start(name), self._arguments(_object_in(text[0]))]
+            if self._patterns.quote:
+                self._take(found.start() - len(before.text))
                 self._read = self._read_notation
                 return [before]
-            self._take(found.end() - 1 - found.start())
+            self._take(start)
             self._read, self._json = self._read_json, _JsonEnd()
-            if self._format.parameters:
+            if self._patterns.key:
                 self._read = self._read_parameters
                 self._n_keys, self._value = 0, None
-            return [before, self._start(found.groups()[-1])]
-        n = n_settled(self._held, head)
-        if last:
-            n = 0 if self._n_calls and not self._held.strip() else len(self._held)
-        elif bare and beginning_of(bare).fullmatch(self._held):
+            return [before, self._start(name)]
+        held, n = self._held, len(self._held)
+        if not last:
+            n = min((n_settled(held, form.head) for form in self._forms), default=n)
+            bare = (form.bare for form in self._forms if form.bare and self._at_call)
+            if any(beginning_of(each).fullmatch(held) for each in bare):
+                n = 0
+            n = len(held[:n].rstrip()) if self._forms else n
+            n = n if len(held) - n <= _MOST_HELD else len(held)
+        elif self._n_calls and not held.strip():
             n = 0
         self._at_call = self._at_call and n == 0
         return [Content(self._take(n))]
+
+    def _next_call(self, last: bool) -> tuple[re.Match[str], _Patterns] | None:
+        """The first call in what is held, up to the first character of its arguments."""
+        calls = []
+        for form in self._forms:
+            found = [re.match(form.bare, self._held)] if self._at_call and form.bare else []
+            for call in (*found, *re.finditer(form.head, self._held)):
+                if call is not None and self._is_call(call, form, last):
+                    calls.append((call, form))
+                    break
+        return min(calls, key=lambda call: call[0].span()[::-1], default=None)
+
+    def _is_call(self, found: re.Match[str], form: _Patterns, last: bool) -> bool:
+        if form.by_name and self._names and found.groups()[-1] not in self._names:
+            return False
+        if found[0][-1] != '"' or form.key:
+            return True
+        text = _STRING.match(self._held, found.end() - 1)
+        return not last if text is None else _object_in(text[0]) != ""
 
     def _start(self, name: str) -> CallStart:
         self._n_calls += 1
@@ -229,7 +267,7 @@ class ReplyParser:
     def _read_notation(self, last: bool) -> list[Delta]:
         """Read a whole call whose arguments have bare keys."""
         assert self._format is not None
-        quote, tail = self._format.quote, self._patterns.tail
+        quote, tail = self._patterns.quote, self._patterns.tail
         head = re.match(self._patterns.head, self._held)
         assert head is not None
         parts = self._held[head.end() - 1 :].split(quote)  # every second one is a string
@@ -270,13 +308,15 @@ NAME = "([a-zA-Z0-9_.-]+)"
 
 
 class _Patterns(NamedTuple):
-    """Regular expressions of a format's calls. White space may be anywhere in them.
+    """Regular expressions of calls in one form. White space may be anywhere in them.
 
     head   a call up to and with the first character of its arguments; the last group is its name
     bare   the same, for a call without a mark: at the start of an answer or after another call
     tail   what is after the arguments
     key    an argument's key and what is around it; its second group shows that a string follows
     after  what is after an argument
+    quote  what is around strings, if keys are bare
+    by_name  whether only the name of a tool shows that it is a call
     """
 
     head: str
@@ -284,9 +324,11 @@ class _Patterns(NamedTuple):
     tail: str = ""
     key: str = ""
     after: str = ""
+    quote: str = ""
+    by_name: bool = False
 
 
-_NO_CALLS = _Patterns(head=r"[^\s\S]")
+_NO_CALLS = r"[^\s\S]"
 
 
 @lru_cache(maxsize=16)
@@ -295,6 +337,8 @@ def _patterns(format_: ToolFormat) -> _Patterns:
     tail = pattern_of(format_.close)
     if format_.end:
         tail += f"(?:{pattern_of(format_.end)})?"
+    if "}" in format_.close:
+        tail = f"(?:{tail}|{_OTHER.tail})"
     key, after, start = "", "", r"\{"
     parameters = format_.parameters
     if parameters is not None:
@@ -306,13 +350,38 @@ def _patterns(format_: ToolFormat) -> _Patterns:
         key = rf"\s*(?:{pattern_of(parameters.between)})?{pattern_of(parameters.before)}"
         key += rf"""([^<>"'=:,\n(){{}}\[\]]+)(?:{kinds})"""
         after = _outside(parameters.after, at_end=False)
+    call = f"{pattern_of(format_.begin)}{named}{start}".removeprefix(r"\s*")
     if format_.mark:
         between = pattern_of(format_.between or "")
         bare = rf"\s*{between}{named}{start}" if format_.begin else ""
-        return _Patterns(rf"\s*{pattern_of(format_.begin)}{named}{start}", bare, tail, key, after)
-    bare = rf"\s*;?\s*{pattern_of(format_.begin)}{named}{start}"
-    head = rf"\s*{re.escape(format_.tag)}{bare}" if format_.tag else _NO_CALLS.head
-    return _Patterns(head, bare, tail, key, after)
+        return _Patterns(call, bare, tail, key, after, format_.quote)
+    bare = rf"\s*(?:;\s*)?{call}"
+    head = rf"{re.escape(format_.tag)}{bare}" if format_.tag else _NO_CALLS
+    return _Patterns(head, bare, tail, key, after, format_.quote, by_name=True)
+
+
+# Calls as models write them that do not keep to their template: in a list or not, in a block of
+# code, in tags or as they are, with the names that other families have for the arguments.
+_MARK = r"(?:```\w*|<[|\w]+>|\[[A-Z_]+\])\s*"
+_CALL = r'(?:\[\s*)?\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
+_CALL += rf'"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*[{{"]'
+_END = r"(?:\s*(?:```\B|</[|\w]+>|\[/[A-Z_]+\]))?"
+_OTHER = _Patterns(
+    head=rf"(?:\n|{_MARK})(?:{_MARK})?{_CALL}",
+    bare=rf"\s*(?:[,;]\s*)?(?:{_MARK})?(?:{_MARK})?{_CALL}",
+    tail=rf'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}}(?:\s*\}})?(?:\s*\])?{_END}{_END}',
+    by_name=True,
+)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_MOST_HELD = 1000  # characters of what only begins like a call
+
+
+def _object_in(string: str) -> str:
+    """The JSON object that a JSON string has; empty if it has none."""
+    with suppress(ValueError, RecursionError):
+        text = json.loads(string, strict=False)
+        return text if isinstance(json.loads(text), dict) else ""
+    return ""
 
 
 def pattern_of(text: str) -> str:

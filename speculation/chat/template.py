@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
-from speculation.chat.reasoning import find_reasoning, opening_of
+from speculation.chat.reasoning import find_reasoning, opening_of, thinking_marks
 from speculation.chat.render_process import RENDERER
 from speculation.chat.tool_format import described, tool_format, written_call
 from speculation.chat.tools import Tool, checked_tools, object_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+log = logging.getLogger(__name__)
 
 # In OpenAI's form. An assistant's message may have ``tool_calls`` instead of a ``content``.
 Message = Mapping[str, Any]
@@ -62,11 +65,13 @@ class ChatPrompt(NamedTuple):
     tokens   up to the start of the assistant's reply, or to the end of what it has written of it
     opening  the opening mark of the reasoning that the generated text starts inside of; else empty
     stop     strings that end the reply, for a model without a chat template
+    in_answer  whether the tokens end with the start of an answer
     """
 
     tokens: list[int]
     opening: str
     stop: tuple[str, ...] = ()
+    in_answer: bool = False
 
 
 def render_messages(
@@ -120,18 +125,25 @@ def render_messages(
         ) from error
 
 
-@lru_cache(maxsize=16)
 def asks_for_thinking(template: str | None) -> bool:
     """Whether a chat template has a variable that turns reasoning on or off.
 
-    False if the template is broken or exceeds a limit; rendering it then raises.
+    False if the template is broken; rendering it then raises.
     """
     if not template or not any(name in template for name in THINKING):
         return False
     try:
-        return not RENDERER.names(template).isdisjoint(THINKING)
-    except (InvalidParameter, UnsupportedModel):
+        return not _names_of(template).isdisjoint(THINKING)
+    except InvalidParameter:
         return False
+    except UnsupportedModel as error:  # perhaps not the next time
+        log.warning("whether the model's reasoning can be turned off is a guess: %s", error)
+        return THINKING[0] in template
+
+
+@lru_cache(maxsize=16)
+def _names_of(template: str) -> frozenset[str]:
+    return RENDERER.names(template)
 
 
 def template_of(model: Model, *, tools: bool = False) -> str:
@@ -315,6 +327,7 @@ class _Conversation:
         continue_last: bool | None = None,
     ) -> None:
         complete, self.begun = _plain_messages(messages), ""
+        begun: Message | None = None
         has_tools = _has_tools(complete, tools)
         self._model = model
         self._template = template_of(model, tools=has_tools)
@@ -329,7 +342,7 @@ class _Conversation:
                 "be continued; leave continue_last out"
             )
         if can_continue and continue_last is not False:
-            self.begun = complete.pop()["content"]
+            begun = complete.pop()
         if has_tools and not tool_format(self._template).in_template:
             complete, tools = _in_text(complete, tools), ()
         self._given = (tools, template_kwargs or {})
@@ -339,6 +352,27 @@ class _Conversation:
         if self.opening:
             self._messages = _reasoning_apart(complete, self.opening)
             self.text = self._render(self._messages, *self._given)
+        if begun is not None:
+            self.begun = self._after_opening(begun["content"], begun.get("reasoning_content", ""))
+
+    def _after_opening(self, content: str, reasoning: str) -> str:
+        """The start of a reply as it follows the rendered text: its content is an answer, unless it
+        has the marks of reasoning."""
+        marks, opening = thinking_marks(self.opening or self._template), self.opening
+        own = find_reasoning(content)
+        if own is not None:
+            return content[own.start :] if opening else content
+        found = find_reasoning(content, opening)
+        is_closed = found is not None and found.end < len(content)
+        if marks is None or is_closed:
+            return content
+        answer = marks.answer + content if content else ""
+        does_think = opening or (reasoning and not self.text.rstrip().endswith(marks.close))
+        if not does_think:
+            return answer
+        line = "\n" if opening.endswith("\n") or (not opening and marks.close[0] == "<") else ""
+        start = ("" if opening else marks.opening + line) + reasoning
+        return f"{start}{line}{marks.close}{2 * line}{answer}" if answer else start
 
     def parts(self) -> list[tuple[str, bool]]:
         """The text in parts, each with whether it comes from the template, and so may have control
@@ -392,7 +426,8 @@ def chat_prompt(
     from their answers: the template decides which of it the model reads. If the template rejects
     the conversation, system messages and turns of the same role are joined. If it has no tools, the
     model reads them, calls and results as text. Control tokens spelled out in a message, a tool or
-    the arguments of a call stay plain text, so quoting one cannot end a turn. Raises as
+    the arguments of a call stay plain text, so quoting one cannot end a turn. A last message of the
+    assistant is the start of an answer, unless it has marks of reasoning. Raises as
     ``render_messages`` does.
     """
     conversation = _Conversation(model, messages, **options)
@@ -403,7 +438,7 @@ def chat_prompt(
     if len(parts) == 1 and not model.has_control_tokens(begun):
         text = parts[0][0] + begun
         tokens = model.tokenize(text, add_special=not has_bos, parse_special=True)
-        return ChatPrompt(tokens, inside, stop)
+        return ChatPrompt(tokens, inside, stop, bool(begun) and not inside)
     # In the begun reply, only the marks of reasoning are control tokens.
     marks = _split_at_marks(begun, conversation.opening)
     parts += [(part, i % 2 == 0) for i, part in enumerate(marks)]
@@ -411,7 +446,7 @@ def chat_prompt(
     for i, (part, is_template) in enumerate(parts):
         add_special = i == 0 and not has_bos
         tokens += model.tokenize(part, add_special=add_special, parse_special=is_template)
-    return ChatPrompt(tokens, inside, stop)
+    return ChatPrompt(tokens, inside, stop, bool(begun) and not inside)
 
 
 def _reasoning_apart(messages: Sequence[Message], opening: str = "") -> list[Message]:

@@ -8,6 +8,7 @@ it. No model is known here by its name.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 from batching.errors import InvalidParameter, UnsupportedModel
 from speculation.chat.reasoning import answer_of
 from speculation.chat.render_process import RENDERER
+
+log = logging.getLogger(__name__)
 
 # In the texts of a format: the id of a call, and its number.
 ID, INDEX = "\ue000", "\ue001"
@@ -113,10 +116,18 @@ def atoms(text: str) -> list[str]:
     return _ATOM.findall(text)
 
 
-@lru_cache(maxsize=16)
 def tool_format(template: str | None) -> ToolFormat:
     """The format of the calls that a chat template writes; the generic one if it writes none, or if
     they cannot be made out."""
+    try:
+        return _format_of(template)
+    except UnsupportedModel as error:  # perhaps not the next time
+        log.warning("tools are used in a generic form: %s", error)
+        return GENERIC
+
+
+@lru_cache(maxsize=16)
+def _format_of(template: str | None) -> ToolFormat:
     if template and "tool_calls" in template:
         for ids in _IDS:
             for n_calls in (2, 1):
@@ -124,8 +135,6 @@ def tool_format(template: str | None) -> ToolFormat:
                     found = _read_off(*_rendered(template, ids[:n_calls]))
                 except InvalidParameter:
                     continue
-                except UnsupportedModel:
-                    return GENERIC
                 if found is not None and "zq" not in str(found):  # or a key is part of a mark
                     tag = "" if found.mark or _TAG not in template else _TAG
                     return _with_header_first(found, tag)

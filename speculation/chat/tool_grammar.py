@@ -22,6 +22,7 @@ from speculation.chat.tools import (
     STRING,
     Tool,
     ToolChoice,
+    checked_tools,
     chosen,
     is_strict,
     referred,
@@ -51,11 +52,12 @@ def reply_grammar(
     others: Collection[int] = (),
 ) -> str | None:
     """A grammar for calls of ``tools``, for an ``answer`` by a JSON schema, or for either; None if
-    nothing is asked for.
+    nothing is asked for, or forbidden.
 
     special   the token that has exactly this text, if it is a control token; else None
     choice    OpenAI's tool_choice. With ``auto``, text is free, and a call's first mark begins what
-              is held; free text may follow. With a schema, calls or an answer come first
+              is held; free text may follow. With a schema, calls or an answer come first.
+              With ``none``, text has no such mark
     parallel  whether a reply may have several calls
     strict    whether the schema of the answer must be kept in full
     thinking  the marks of the reasoning that may come first; ``begun`` if the prompt ends with the
@@ -68,9 +70,13 @@ def reply_grammar(
     Raises InvalidParameter, with the tool's name, for an invalid tool, schema or choice.
     """
     functions, required, parallel = chosen(tools, choice, parallel)
-    if not functions and answer is None and (budget is None or thinking is None):
+    forbidden = ""
+    if format_ is not None and not functions and checked_tools(tools):
+        forbidden = format_.mark or format_.tag
+    is_free = answer is None and (budget is None or thinking is None)
+    if is_free and not functions and not forbidden:
         return None
-    grammar = _Grammar(special, ends)
+    grammar = _Grammar(special, ends, forbidden)
     first = grammar.thinking(thinking, begun, budget) if thinking is not None else ""
     before = grammar.text(thinking.answer) if thinking is not None else ""
     reply = "" if functions else f"{before} free"
@@ -92,18 +98,24 @@ def reply_grammar(
 
 
 class _Grammar:
-    """Rules, and what they need of the vocabulary."""
+    """Rules, and what they need of the vocabulary. No text has the ``forbidden`` mark."""
 
-    def __init__(self, special: Callable[[str], int | None], ends: Collection[int]) -> None:
+    def __init__(
+        self, special: Callable[[str], int | None], ends: Collection[int], forbidden: str
+    ) -> None:
         self._special, self._ends = special, ends
-        self._marks: set[int] = set()
+        token = special(forbidden)
+        self._marks = set() if token is None else {token}
+        self._text = _TEXT
+        if forbidden and token is None:
+            self._text += " & ~" + _regex(rf"(.|\n)*{re.escape(forbidden)}(.|\n)*")
         self._rules: dict[str, str] = {}
 
     def written(self, start: str, others: Collection[int]) -> str:
         """The grammar, with the rule ``free`` for text without the marks that the rules use."""
         more = _ranges(set(others) - self._marks - set(self._ends))
         free = f"TEXT (<[{more}]> TEXT)*" if more else "TEXT"
-        lines = ["%llguidance {}", f"start: {start}", f"TEXT: {_TEXT}", f"free: {free}"]
+        lines = ["%llguidance {}", f"start: {start}", f"TEXT: {self._text}", f"free: {free}"]
         return "\n".join([*lines, *self._rules.values()]) + "\n"
 
     def rule(self, body: str, options: str = "") -> str:

@@ -102,7 +102,9 @@ def test_characters_that_span_tokens_arrive_complete_or_are_replaced_at_the_end(
     assert [token.text for token in text if token.text] == ["日", "本", "é", "😀"]
     assert text.text == "日本é😀"
     text = engine.generate("a", sampling=grammar, max_tokens=4)
-    assert "".join(token.text for token in text) == text.text == "日\ufffd"
+    tokens = list(text)
+    assert "".join(token.text for token in tokens) == text.text == "日\ufffd"
+    assert [token.id for token in tokens] == text.token_ids and len(tokens) == 4
     assert text.finish_reason == "length"
 
 

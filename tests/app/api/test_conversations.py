@@ -114,6 +114,11 @@ def test_what_is_no_text_is_refused_in_the_turn_that_is_to_be_answered(http: Tes
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "x", "y": 1}},
             {"template_kwargs": {"reasoning_effort": "x", "y": 1}, "thinking": None},
         ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"thinking": False}),
+        (
+            {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "none"},
+            {"thinking": True},
+        ),
         ({"thinking_budget_tokens": 99}, {"thinking_budget": 99, "thinking": None}),
         ({"reasoning_budget": 0}, {"thinking_budget": 0, "thinking": False}),
         ({"reasoning_budget_tokens": -1}, {"thinking_budget": None, "thinking": None}),

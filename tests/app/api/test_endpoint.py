@@ -133,6 +133,10 @@ def test_a_call_of_a_tool_has_arguments_that_fit_its_schema(client: OpenAI, choi
             text += part.function.arguments or ""
     assert (name, json.loads(text)) == ("weather", arguments)
 
+    silent = client.chat.completions.create(**asked, tool_choice="none", max_tokens=4)
+    assert silent.usage is not None and silent.usage.prompt_tokens_details is not None
+    assert silent.usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
+
     answered = [
         *HELLO,
         whole.choices[0].message,

@@ -247,3 +247,6 @@ def test_a_body_is_read_whatever_its_header_says_and_a_wrong_one_gets_the_reason
         "prompt",
         "the body asks for 600 texts; ask for at most 512",
     )
+    gap = http.post("/v1/completions", json={"prompt": "a", "suffix": "b"})
+    assert gap.status_code == 400
+    assert "has no token for prefix, suffix, middle: it was not" in gap.json()["error"]["message"]

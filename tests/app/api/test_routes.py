@@ -210,6 +210,19 @@ def test_a_gap_is_filled_between_prefix_and_suffix(http: httpx.Client) -> None:
     wrong: dict[str, Any]
     for wrong in ({"input_extra": [{"filename": "ok"}]}, {"input_extra": [{}]}, {"prompt": 5}):
         assert http.post("/infill", json={**asked, **wrong}).status_code == 400
+    filled = http.post("/infill", json={**asked, "prompt": "", "n_predict": 3, "temperature": 0})
+    before: dict[str, Any] = {"prompt": ["the cat"] * 2, "suffix": "a dog"}
+    before |= {"max_tokens": 3, "temperature": 0}
+    both = http.post("/v1/completions", json=before).json()
+    assert [one["text"] for one in both["choices"]] == [filled.json()["content"]] * 2
+    assert both["usage"]["prompt_tokens"] == 2 * filled.json()["tokens_evaluated"]
+    for path, wrong in (
+        ("/v1/completions", {"prompt": [5]}),
+        ("/v1/completions", {"echo": True}),
+        ("/completion", {}),
+    ):
+        refused = http.post(path, json={**before, **wrong})
+        assert refused.status_code == 400 and "suffix" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,22 @@ def test_an_incomplete_character_is_replaced_when_the_next_token_or_the_end_arri
     assert reply.take([1, 3]) == (2, None)
     assert reply.take([6, 1]) == (2, None)
     assert released(reply, 4) == ["Hel", " w", "\N{REPLACEMENT CHARACTER}!", "Hel"]
-    assert reply.take([7]) == (1, None)
-    assert released(reply, 1) == [""]
-    assert list(reply.rest()) == [Token(7, "\N{REPLACEMENT CHARACTER}", False)]
-    assert reply.shown == "Hel w\N{REPLACEMENT CHARACTER}!Hel\N{REPLACEMENT CHARACTER}"
+    assert reply.shown == "Hel w\N{REPLACEMENT CHARACTER}!Hel"
+    for stop in ((), ("x",)):
+        for taken, reason, texts in (
+            ([7, END], "stop", ["", "\N{REPLACEMENT CHARACTER}"]),
+            ([1, 7], "length", ["Hel", "\N{REPLACEMENT CHARACTER}"]),
+            ([7, 6], "length", ["", "\N{REPLACEMENT CHARACTER}!"]),
+        ):
+            reply = text(stop, max_tokens=2)
+            assert [reply.take([token]) for token in taken] == [(1, None), (1, reason)]
+            tokens = [*reply.release(2, 0), *reply.rest()]
+            assert [token.id for token in tokens] == taken
+            assert [token.text for token in tokens] == texts
+            assert reply.shown == "".join(texts)
+    cancelled = text()
+    assert cancelled.take([1, 7]) == (2, None)
+    assert [*released(cancelled, 2), *cancelled.rest()] == ["Hel", ""]
 
 
 def test_a_text_can_end_in_the_middle_of_a_step() -> None:
@@ -229,6 +241,81 @@ def test_what_is_no_call_is_content() -> None:
         assert parsed(format_, text) == [Content(text)]
 
 
+FILES = [{"type": "function", "function": {"name": name}} for name in ("write", "list.all")]
+HELLO = call(0, "write", '{"path": "a.py", "text": "x = {}\\n"}')
+WRITTEN = '{"name": "write", "arguments": {"path": "a.py", "text": "x = {}\\n"}}'
+OTHER_FORMATS = [tool_format(family.template) for family in FAMILIES.values()]
+
+
+@pytest.mark.parametrize(
+    ("text", "deltas"),
+    [
+        (WRITTEN, HELLO),
+        (f"\n{WRITTEN}\n", HELLO),
+        (f"```json\n{WRITTEN}\n```", HELLO),
+        (f"```\n{WRITTEN}\n```\n", HELLO),
+        (f"<tool_call>{WRITTEN}</tool_call>", HELLO),
+        (f"```xml\n<tool_call>\n{WRITTEN}\n</tool_call>\n```", HELLO),
+        (f"<function_call> {WRITTEN}", HELLO),
+        (f"<tools>\n{WRITTEN}\n</tools>", HELLO),
+        (f"[TOOL_CALLS] [{WRITTEN}]", HELLO),
+        (f"<|python_tag|>{WRITTEN}", HELLO),
+        (WRITTEN.replace("arguments", "parameters"), HELLO),
+        (WRITTEN.replace('{"name"', '{"type": "function", "name"'), HELLO),
+        (WRITTEN.replace("}}", '}, "id": "1"}'), HELLO),
+        (f'{{"type": "function", "function": {WRITTEN}}}', HELLO),
+        (f"I'll create it: ```json\n{WRITTEN}\n```", [Content("I'll create it:"), *HELLO]),
+        (f"First this:\n\n{WRITTEN}\nDone.", [Content("First this:"), *HELLO, Content("\nDone.")]),
+        (
+            '{"name": "write", "arguments": "{\\"path\\": \\"a\\\\n\\"}"}',
+            call(0, "write", r'{"path": "a\n"}'),
+        ),
+        *(
+            (text, [*HELLO, *call(1, "list.all", "{}")])
+            for text in (
+                f'[{WRITTEN}, {{"name": "list.all", "arguments": {{}}}}]',
+                f'```json\n[\n  {WRITTEN},\n  {{"name": "list.all", "parameters": {{}}}}\n]\n```',
+                f'```json\n{WRITTEN}\n```\n```json\n{{"name": "list.all", "arguments": {{}}}}\n```',
+                f'{WRITTEN}\n{{"name": "list.all", "arguments": {{}}}}',
+                f'{WRITTEN}; {{"name": "list.all", "arguments": "{{}}"}}',
+            )
+        ),
+    ],
+)
+def test_a_call_in_another_form_than_the_templates_is_read_if_it_names_a_tool(
+    text: str, deltas: list[Delta]
+) -> None:
+    for format_ in OTHER_FORMATS:
+        assert parsed(format_, text, tools=FILES) == deltas
+        thought = parsed(format_, f"hm</think>\n{text}", "<think>", FILES)
+        assert thought == [Reasoning("hm"), *deltas]
+    assert parsed(None, text, tools=FILES) == [Content(text)]
+    strangers = [{"type": "function", "function": {"name": "weather"}}]
+    unknown = parsed(XML, text, tools=strangers)
+    assert unknown == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "arguments": {"a": 1}}',
+        '{"name": "write"}',
+        '{"name": "write", "description": "Writes.", "parameters": {}}',
+        '{"calls": [{"name": "write", "arguments": {}}]}',
+        '{\n  "calls": [\n    {"name": "write", "arguments": {}}\n  ]\n}',
+        'Such as `{"name": "write", "arguments": {}}`.',
+        '{"name": "write", "arguments": [1]}',
+        'So:\n\n{"name": "write", "arguments": "a.py"}',
+        '{"name": "write", "arguments": "a',
+        '```json\n{"name": "write", "argu',
+        "```python\nwrite({})\n```\n<b>\n</b> [TOOL]\n",
+    ],
+)
+def test_other_json_of_an_answer_is_content(text: str) -> None:
+    for format_ in OTHER_FORMATS:
+        assert parsed(format_, text, tools=FILES) == [Content(text)]
+
+
 def test_only_text_that_may_become_a_mark_is_held_back() -> None:
     parser = ReplyParser(GENERIC)
     assert parser.feed("\n<thi") == []
@@ -251,6 +338,17 @@ def test_only_text_that_may_become_a_mark_is_held_back() -> None:
     llama = ReplyParser(tool_format(FAMILIES["json after a tag, one call"].template))
     assert llama.feed('{"na') == []  # its calls are JSON, as an answer may be
     assert llama.feed('mes": [') == [Content('{"names": [')]
+    fenced = ReplyParser(GENERIC, tools=FILES)
+    assert fenced.feed("So:\n\n```js") == [Content("So:")]
+    assert fenced.feed('on\n{"name": "write", "arg') == []
+    assert fenced.feed('uments": {"pa') == [CallStart(0, "write"), CallArguments(0, '{"pa')]
+    assert fenced.feed('th": ""}}\n``') == [CallArguments(0, 'th": ""}')]
+    assert fenced.feed("`\n{") == []
+    assert fenced.feed('"nam') == []
+    assert fenced.feed('es": ') == [Content('\n{"names":')]
+    assert ReplyParser(GENERIC, tools=FILES).feed("```" + "\n" * 2000) == [
+        Content("```" + "\n" * 2000)
+    ]
 
 
 def test_reasoning_is_split_off() -> None:

@@ -24,7 +24,9 @@ from speculation.chat.template import (
     render_messages,
     template_of,
 )
+from speculation.chat.tool_format import GENERIC, tool_format
 from speculation.engine import Engine
+from tests.speculation.chat.tool_templates import FAMILIES
 from tests.support.tiny_gguf import write_tiny_gguf
 
 # Like Qwen 3's: the model thinks unless it is told not to.
@@ -67,7 +69,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
     folder = tmp_path_factory.mktemp("models")
     made = {
         name: engine_with(template, folder / f"{name}.gguf")
-        for name, template in (("thinks", THINKS), ("opens", OPENS), ("calls", CALLS))
+        for name, template in (
+            ("thinks", THINKS),
+            ("opens", OPENS),
+            ("calls", CALLS),
+            ("channels", THINKS.partition("{% if")[0] + "{# <|channel|>analysis<|message|> #}"),
+        )
     }
     yield made
     for engine in made.values():
@@ -129,16 +136,29 @@ def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) ->
 def test_a_continued_reply_keeps_its_reasoning_and_shows_whether_it_is_inside(
     engines: dict[str, Engine],
 ) -> None:
-    text = prompt_text(engines["opens"], [MESSAGES[0], {"role": "assistant", "content": "hm"}])
-    assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
-    for name, start, opening in (
-        ("opens", "hm", "<think>\n"),
-        ("opens", "hm</think>yes", ""),
-        ("thinks", "<think>\nhm", "<think>\n"),
-        ("thinks", "yes", ""),
+    for name, content, reasoning, end, opening in (
+        ("opens", "<think>hm", "", "<think>\nhm", "<think>\n"),
+        ("opens", "", "hm", "<think>\nhm", "<think>\n"),
+        ("opens", "", "", "<think>\n", "<think>\n"),
+        ("opens", "hm</think>yes", "", "<think>\nhm</think>yes", ""),
+        ("opens", "yes", "", "<think>\n\n</think>\n\nyes", ""),
+        ("opens", "yes", "hm", "<think>\nhm\n</think>\n\nyes", ""),
+        ("thinks", "<think>\nhm", "", "<think>\nhm", "<think>\n"),
+        ("thinks", "", "hm", "<think>\nhm", "<think>\n"),
+        ("thinks", "yes", "hm", "<think>\nhm\n</think>\n\nyes", ""),
+        ("thinks", "yes", "", "yes", ""),
+        ("off", "yes", "hm", "<think></think>yes", ""),
+        ("channels", "yes", "", "<|channel|>final<|message|>yes", ""),
+        ("channels", "<|channel|>final<|message|>yes", "", "<|channel|>final<|message|>yes", ""),
     ):
-        messages = [MESSAGES[0], {"role": "assistant", "content": start}]
-        assert chat_prompt(engines[name].model, messages).opening == opening
+        last = {"role": "assistant", "content": content, "reasoning_content": reasoning}
+        thinking = False if name == "off" else None
+        model = engines["thinks" if name == "off" else name].model
+        prompt = chat_prompt(model, [MESSAGES[0], last], thinking=thinking)
+        text = model.detokenize(prompt.tokens).decode()
+        assert text.endswith(f"<|user|>a<|end|><|assistant|>{end}")
+        assert prompt.opening == opening
+        assert prompt.in_answer is (content.endswith("yes"))
 
 
 def test_thinking_can_be_turned_on_and_off_only_if_the_template_has_a_switch(
@@ -421,3 +441,17 @@ def test_the_render_process_ends_with_its_parent_and_is_restarted() -> None:
     assert renderer.render("{{ a }}", {"a": "b"}, 0) == "b"
     renderer.close()
     assert renderer._process is None
+
+
+def test_a_template_that_once_took_too_long_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = FAMILIES["json between marks"].template + "{# slow #}"
+    thinks = OPENS + "{# enable_thinking #}"
+    with monkeypatch.context() as slow:
+        slow.setattr(render_process, "SECONDS", 0.0)
+        assert tool_format(calls) == GENERIC
+        assert asks_for_thinking(thinks)
+    assert len(caplog.messages) == 2 and "took longer than 0 s" in caplog.text
+    assert tool_format(calls).in_template
+    assert not asks_for_thinking(thinks)

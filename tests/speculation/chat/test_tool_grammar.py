@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -123,6 +124,8 @@ def test_calls_are_held_to_names_and_schemas_in_the_form_that_the_template_has(f
         assert not auto(wrong) or not format_.mark
     assert auto("A free text.") and not required("A free text.")
     assert auto("A free <|other|> text.")
+    forbids = Held(marks, format_, TOOLS, "none")
+    assert forbids("A free <|other|> text.") and not forbids(text)
     if format_.mark:
         assert auto(f"Hm. {text}") and not required(f"Hm. {text}")
     if format_.mark and format_.between is not None:
@@ -266,7 +269,12 @@ def test_tool_choice_says_which_calls_there_may_be() -> None:
         ):
             held = asked(choice)
             assert held(f"{now}\n{now}") and not held(add) and held("Hm.") is may_answer
-    assert reply_grammar(none, HERMES, TOOLS, "none") is None
+    bare = FORMATS["json after a tag, one call"]
+    assert reply_grammar(none, replace(bare, tag=""), TOOLS, "none") is None
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": []}
+    for choice in ("none", allowed):
+        forbids = asked(choice, thinking=THINK)
+        assert forbids("<think>hm</think>\n<tool_calls> or <tool_call") and not forbids(now)
     assert reply_grammar(none, HERMES, [], "auto") is None
     assert reply_grammar(none, HERMES, [{"type": "web_search"}], "required") is None
 
@@ -334,6 +342,8 @@ def test_calls_and_answers_in_channels(marks: tuple[str, ...]) -> None:
     for start in ("", thought):
         assert auto(f"{start}{call}") and auto(f"{start}{final}yes")
     assert not auto(name_swapped(call)) and not auto(f"{thought}yes")
+    forbids = Held(marks, format_, TOOLS, "none", thinking=thinking, end="<|call|>")
+    assert forbids(f"{thought}{final}yes") and not forbids(call) and not forbids(thought + call)
     needed = Held(marks, format_, TOOLS, "required", thinking=thinking, end="<|call|>")
     assert needed(f"{thought}{call}") and not needed(f"{thought}{final}yes")
     more: dict[str, Any] = {"answer": ANSWER, "thinking": thinking, "end": "<|call|>"}
