@@ -15,12 +15,10 @@ from batching.cache import SequenceCache, common_prefix
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
 from speculation.drafting.resources import Resources
-from speculation.idle.copies import IdleTexts
+from speculation.idle.copies import WORTH_KEEPING, IdleTexts
 from speculation.idle.files import TextFiles
 from speculation.runtime import Runtime
 from speculation.text import ROOM, Text
-
-_WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text
 
 
 class Place:
@@ -91,7 +89,7 @@ class Places:
             return False
         known = max([place.cache.n_kept(prompt) for place in self.places])
         coming = max([common_prefix(text.request.prompt[:-1], prompt) for text in reading])
-        return coming - known >= _WORTH_WAITING
+        return coming - known >= WORTH_KEEPING
 
     def find(self, text: Text) -> Place | None:
         """A free place with room for a text, and as much of its prompt as is kept anywhere.
@@ -105,7 +103,8 @@ class Places:
         prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
-        if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
+        n_lost = len(chosen.cache.tokens) - common[chosen]
+        if n_lost >= (WORTH_KEEPING if self.can_rewind else common[chosen]):  # another's end
             chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
         # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
         best = max(self.places if self.can_rewind else [chosen], key=common.__getitem__)
@@ -125,6 +124,8 @@ class Places:
             self.resources_of(chosen).share_text(self.resources_of(best), common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
             chosen.on_disk = best.on_disk
+        elif len(chosen.cache.tokens) - common[chosen] >= WORTH_KEEPING:
+            self._keep(chosen)
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
         resources = self.runtime.resources
@@ -188,14 +189,18 @@ class Places:
 
     def _drop(self, place: Place) -> None:
         """Empty a place; a text worth it is kept outside of the cache."""
+        self._keep(place)
+        place.cache.truncate(0)
+        self.resources_of(place).forget_text()
+
+    def _keep(self, place: Place) -> None:
+        """Copy a text that is worth it out of the cache."""
         cache = place.cache
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
         if self._is_copied_whole(len(cache.tokens)):
             saved = None if self.can_rewind else list(cache.saved)
             copy = partial(self.runtime.context.copy_out, place.slot.first)
             self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk)
-        cache.truncate(0)
-        self.resources_of(place).forget_text()
 
     def _is_copied_whole(self, n_tokens: int) -> bool:
         """Whether another text can start with any part of a copy: of layers with a sliding window,

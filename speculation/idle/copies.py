@@ -21,7 +21,7 @@ from batching.cache import common_prefix, n_kept
 from speculation.idle.files import SPEED, TextFile, TextFiles, begins
 
 MAX_BYTES = 2**29
-_LEAST = 32  # tokens; fewer are read as quickly
+WORTH_KEEPING = 32  # tokens; fewer are read as quickly
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class IdleTexts:
         is_here = any(
             begins(tokens, text.tokens) and text.on_disk >= on_disk for text in self._texts
         )
-        if len(tokens) < _LEAST or is_here or not (self.pays or self.files is not None):
+        if len(tokens) < WORTH_KEEPING or is_here or not (self.pays or self.files is not None):
             return
         start = perf_counter()
         new = IdleText(tuple(tokens), copy(), saved, on_disk)
@@ -112,7 +112,7 @@ class IdleTexts:
             n = common_prefix(file.tokens, prompt)
             found.append((n - len(file.tokens) // SPEED, n, file))
         for gain, n, best in sorted(found, key=lambda item: item[0], reverse=True):
-            if gain <= max(more_than, _LEAST - 1):
+            if gain <= max(more_than, WORTH_KEEPING - 1):
                 break
             if isinstance(best, IdleText):
                 return best, n
