@@ -103,14 +103,15 @@ class Engine:
                        auto: loaded if it exists, saved on ``close``
         keep_texts     MB of texts that nobody writes, kept on disk in the cache folder, for all
                        models together. They are there again when the model is loaded again with
-                       the same settings. Without effect if one text is written at a time
+                       the same settings
         chat_template  a Jinja template to use instead of the GGUF's
         trace_batches  a file that gets one JSON line per decode
         embedding_model  a model for ``embed``, of those that write no text; None = the model itself
         progress       called with the share of the model loaded so far, then that of the draft
                        model, in the engine's thread; an exception it raises ends loading
-        measuring      called while the cost of a decode is measured. If it is given, or if several
-                       texts share the cost, that is done now, else in the first reply that needs it
+        measuring      called while the cost of a decode is measured. If it is given, if several
+                       texts share the cost, or if texts are kept, that is done now, else in the
+                       first reply that needs it
         """
         if isinstance(heads, bool) or heads is None:
             raise InvalidParameter(
@@ -145,15 +146,14 @@ class Engine:
         driver = Driver(name)
 
         def open_all() -> Engine:
-            keeps = keep_texts > 0 and parallel > 1
-            own = _with_usual_flash_attn(source) if keeps else source
+            own = _with_usual_flash_attn(source) if keep_texts else source
             runtime = Runtime.open(own, _until_closed(driver, progress))
             try:
                 if measuring is not None:
                     measuring()
-                if measuring is not None or parallel > 1:
+                if measuring is not None or parallel > 1 or keep_texts:
                     runtime.measure(measuring)
-                files = _text_files(runtime, keep_texts) if keeps else None
+                files = _text_files(runtime, keep_texts)
                 return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
             except BaseException:
                 runtime.close()
@@ -410,9 +410,16 @@ def _with_usual_flash_attn(source: LoadParams) -> LoadParams:
     return replace(source, params=replace(source.params, flash_attn=flash_attn))
 
 
-def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles:
-    context = runtime.context
+def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles | None:
+    """Where texts are kept on disk, if they are and can be."""
+    if not n_megabytes:
+        return None
+    context, folder = runtime.context, texts_folder()
     identity = identity_of(
         runtime.model.path, context.params.kv_type, flash_attn=context.flash_attn
     )
-    return TextFiles(texts_folder(), identity, n_megabytes * 10**6)
+    try:
+        return TextFiles(folder, identity, n_megabytes * 10**6)
+    except OSError as error:
+        log.warning("cannot keep texts in %s: %s", folder, error.strerror or error)
+        return None

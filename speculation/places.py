@@ -162,7 +162,7 @@ class Places:
         """Put all texts on disk, if that is wanted."""
         if self.idle.files is not None:
             for place in sorted(self.places, key=lambda place: place.used):
-                self._drop(place)
+                self._keep(place, is_last=True)
             self.idle.close()
 
     def _n_reserved(self) -> int:
@@ -193,14 +193,14 @@ class Places:
         place.cache.truncate(0)
         self.resources_of(place).forget_text()
 
-    def _keep(self, place: Place) -> None:
+    def _keep(self, place: Place, *, is_last: bool = False) -> None:
         """Copy a text that is worth it out of the cache."""
         cache = place.cache
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
         if self._is_copied_whole(len(cache.tokens)):
             saved = None if self.can_rewind else list(cache.saved)
             copy = partial(self.runtime.context.copy_out, place.slot.first)
-            self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk)
+            self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk, is_last=is_last)
 
     def _is_copied_whole(self, n_tokens: int) -> bool:
         """Whether another text can start with any part of a copy: of layers with a sliding window,
