@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 from batching.cache import SequenceCache, common_prefix
 from batching.slots import Slot, Slots
@@ -43,6 +44,8 @@ class Places:
         self.runtime = runtime
         self.n_slots = n_slots
         self.idle = IdleTexts(files=files, read_seconds=_read_seconds(runtime))
+        # The text that reads what a waiting one begins with, and up to where it waits for that.
+        self._awaited: WeakKeyDictionary[Text, tuple[Text, int]] = WeakKeyDictionary()
         self.renew()
         runtime.empty = self.empty
 
@@ -82,24 +85,36 @@ class Places:
             memory=request.memory,
         )
 
-    def is_being_read(self, prompt: Sequence[int]) -> bool:
-        """Whether another text is reading much that ``prompt`` begins with."""
+    def is_being_read(self, waiting: Text) -> bool:
+        """Whether another text is reading much that the prompt of ``waiting`` begins with.
+
+        Prompts are compared once, and again when the other text is so far or has ended.
+        """
+        text, n = self._awaited.get(waiting, (None, 0))
+        if text is not None and not text.is_writing and not text.has_ended and text.n_read <= n:
+            return True
         reading = [text for text in self.active() if not text.is_writing]
         if not reading or not self.can_rewind:
             return False
+        prompt = waiting.request.prompt[:-1]
         known = max([place.cache.n_kept(prompt) for place in self.places])
-        coming = max([common_prefix(text.request.prompt[:-1], prompt) for text in reading])
-        return coming - known >= WORTH_KEEPING
+        common = {text: common_prefix(text.request.prompt[:-1], prompt) for text in reading}
+        first = max(reading, key=common.__getitem__)
+        is_much = common[first] - known >= WORTH_KEEPING
+        if is_much:
+            self._awaited[waiting] = first, common[first] - WORTH_KEEPING
+        return is_much
 
-    def find(self, text: Text) -> Place | None:
-        """A free place with room for a text, and as much of its prompt as is kept anywhere.
+    def has_room(self, text: Text) -> bool:
+        """Whether a place and enough cells for a text are free."""
+        is_free = any(place.text is None for place in self.places)
+        return is_free and self._cells_for(text) + self._n_reserved() <= self.n_ctx
 
-        None while all places are taken, or too few cells are free.
-        """
+    def find(self, text: Text) -> Place:
+        """The free place for a text that has room, with as much of its prompt as is kept
+        anywhere."""
         free = [place for place in self.places if place.text is None]
         n_cells = self._cells_for(text)
-        if not free or n_cells + self._n_reserved() > self.n_ctx:
-            return None
         prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)

@@ -333,8 +333,12 @@ class Text:
     def tell_progress(self, n_more: int = 0) -> None:
         """How much of the prompt is read, ``n_more`` tokens beyond what is decoded."""
         if self.request.progress is not None:
-            n_decoded = len(self.cache.tokens) - self.cache.n_deferred
-            self.request.progress(n_decoded + n_more, len(self.request.prompt) - 1)
+            self.request.progress(self.n_read + n_more, len(self.request.prompt) - 1)
+
+    @property
+    def n_read(self) -> int:
+        """Its tokens that are decoded."""
+        return len(self.cache.tokens) - self.cache.n_deferred
 
     def _end_reading(self) -> None:
         reading, self.reading = self.reading, None

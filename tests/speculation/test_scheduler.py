@@ -19,6 +19,7 @@ from batching.rows import Rows
 from batching.slots import Slots
 from batching.target import Output
 from batching.together import Coroutine, Running, Work, advance, run
+from speculation import places
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.methods import parse_method
@@ -100,6 +101,33 @@ def test_a_beginning_that_several_requests_bring_at_once_is_read_once(parallel: 
     # The end of a prompt is read with the first draft, so a wait for it would not end.
     again = parallel.generate_batch([[*prompt, 5], [*prompt, 5]], method="ar", max_tokens=3)
     assert again[0].token_ids == again[1].token_ids == every[0].token_ids[:3]
+
+
+def test_prompts_that_wait_for_another_are_compared_with_it_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    compare = places.common_prefix
+
+    def counting(a: Sequence[object], b: Sequence[object]) -> int:
+        compared.append(len(b))
+        return compare(a, b)
+
+    monkeypatch.setattr(places, "common_prefix", counting)
+    prompt = [9 + i % 70 for i in range(400)]
+    with Engine.load(tiny_model, EXACT, parallel=4) as engine:
+        monkeypatch.setattr(engine._scheduler, "_long_prompts", None)
+        monkeypatch.setattr(engine._scheduler, "_chunk", lambda *_: 8)  # 50 steps
+        steps: list[int] = []
+        every = engine._driver.call(  # they begin with the same step
+            lambda: [
+                engine.submit([*prompt, last], max_tokens=9, progress=lambda n, _: steps.append(n))
+                for last in range(5, 9)
+            ]
+        )
+        reused = [one.run().stats.n_reused for one in every]
+    assert reused == [0, 400, 400, 400] and len(steps) > 50
+    assert len(compared) <= 2 * 3  # when they come, and when they begin
 
 
 def test_a_prompt_is_read_in_large_pieces_after_texts_that_drafted_together(
