@@ -210,12 +210,19 @@ class Engine:
     def generate_batch(
         self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
     ) -> list[Text]:
-        """Continue all ``prompts``; return when all texts have ended."""
+        """Continue all ``prompts``; return when all texts have ended. An error, or Ctrl-C, ends all
+        of them."""
         if isinstance(prompts, str):
             raise InvalidParameter("prompts is one text; give a list, such as [text]")
-        texts = [self.generate(prompt, **settings) for prompt in prompts]
-        for text in texts:
-            text.run()
+        texts: list[Text] = []
+        try:
+            texts.extend(self.generate(prompt, **settings) for prompt in prompts)
+            for text in texts:
+                text.run()
+        except BaseException:
+            for text in texts:
+                text.cancel()
+            raise
         return texts
 
     def start(self, request: Request) -> Text:
@@ -224,7 +231,7 @@ class Engine:
         structure = self._runtime.structures.start(request.sampling)
         reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
         kind = ScoredText if needs_scored_text(request) else Text
-        text = kind(request, reply, self._driver.wake, self._driver.check_thread, structure)
+        text = kind(request, reply, self._driver.wake, self._driver.check_may_wait, structure)
         if not self._scheduler.submit(text):
             self._driver.check_open()  # it was closed meanwhile
         self._driver.wake()

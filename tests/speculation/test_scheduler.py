@@ -8,12 +8,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batching.errors import CacheFull, InvalidParameter
+from batching.errors import CacheFull, EngineInUse, InvalidParameter
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.slots import Slots
@@ -261,6 +262,73 @@ def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
 
     found = asyncio.run(both())
     assert found == [one.text for one in parallel.generate_batch((PROMPT, "a dog"), max_tokens=20)]
+
+
+def test_a_text_that_was_read_ends_at_once_for_every_later_reader(parallel: Engine) -> None:
+    async def read(text: Text) -> str:
+        return "".join([token.text async for token in text])
+
+    def read_here(text: Text) -> str:
+        return "".join(token.text for token in text)
+
+    def read_there(text: Text) -> str:
+        return asyncio.run(read(text))
+
+    for first, second in itertools.product((read_here, read_there), repeat=2):
+        text = parallel.submit(PROMPT, method="ar", max_tokens=9)
+        assert first(text) == text.text
+        assert second(text) == second(text) == ""
+        failing = parallel.submit(PROMPT, method="ar", progress=lambda *_: 1 // 0)
+        for reader in (first, second):
+            with pytest.raises(ZeroDivisionError):
+                reader(failing)
+
+
+def test_a_second_reader_in_an_event_loop_is_told_and_takes_nothing(parallel: Engine) -> None:
+    async def both() -> int:
+        text = parallel.submit(PROMPT, method="ar", sampling=endless(parallel), max_tokens=400)
+        n = 0
+        async for _ in text:
+            if not n:
+                reader = aiter(text)
+                with pytest.raises(EngineInUse, match="are being read by another reader"):
+                    await anext(reader)
+            n += 1
+        return n
+
+    assert asyncio.run(both()) == 400
+
+
+def test_threads_that_read_a_text_at_once_share_its_tokens(parallel: Engine) -> None:
+    text = parallel.submit(PROMPT, method="ar", max_tokens=30)
+    with ThreadPoolExecutor(3) as threads:
+        taken = [*threads.map(lambda _: list(text), range(3))]
+    assert sum(map(len, taken)) == 30 and text.finish_reason == "length"
+
+
+def test_ctrl_c_in_a_batch_ends_all_of_its_texts(
+    parallel: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(text: Text) -> Text:
+        raise KeyboardInterrupt
+
+    started: list[Text] = []
+    submit = parallel._scheduler.submit
+    monkeypatch.setattr(
+        parallel._scheduler, "submit", lambda text: started.append(text) or submit(text)
+    )
+    endless_text = {"sampling": endless(parallel)}
+    for stop, prompts, error in (
+        (interrupt, [PROMPT] * 6, KeyboardInterrupt),
+        (Text.run, [PROMPT, PROMPT, []], InvalidParameter),
+    ):
+        started.clear()
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(Text, "run", stop)
+            parallel.generate_batch(prompts, **endless_text)
+        assert started and [text.run().finish_reason for text in started] == (
+            ["cancelled"] * len(started)
+        )
 
 
 def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
