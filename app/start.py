@@ -157,9 +157,9 @@ def parse_flags(
         "--keep-texts",
         type=int,
         metavar="MB",
-        default=0,
+        default=8000,
         help="keep up to so many MB of idle conversations on disk, in the user's cache folder, so "
-        "that their next turn is quick after a restart, too (default: in main memory only)",
+        "that their next turn is quick after a restart, too; 0 keeps none (default %(default)s)",
     )
     add(
         "--embedding-model",

@@ -68,13 +68,22 @@ class Driver:
 
     def check_open(self) -> None:
         """Raise what ``call`` would, wherever it is called."""
+        self._check_process()
+        if self.is_closed:
+            raise ModelError(f"{self._name} is closed; load it again")
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise EngineInUse(
                 f"{self._name} was loaded by process {self._pid}, and a forked child cannot use "
                 f"it; load it in the child"
             )
-        if self.is_closed:
-            raise ModelError(f"{self._name} is closed; load it again")
+
+    def check_may_wait(self) -> None:
+        """Raise EngineInUse where nobody may wait for the driver's thread: in itself, and in a
+        forked child, which has no such thread."""
+        self._check_process()
+        self.check_thread()
 
     def check_thread(self) -> None:
         """Raise EngineInUse in the driver's thread, which must not wait for itself."""

@@ -104,14 +104,15 @@ class Engine:
                        auto: loaded if it exists, saved on ``close``
         keep_texts     MB of texts that nobody writes, kept on disk in the cache folder, for all
                        models together. They are there again when the model is loaded again with
-                       the same settings. Without effect if one text is written at a time
+                       the same settings
         chat_template  a Jinja template to use instead of the GGUF's
         trace_batches  a file that gets one JSON line per decode
         embedding_model  a model for ``embed``, of those that write no text; None = the model itself
         progress       called with the share of the model loaded so far, then that of the draft
                        model, in the engine's thread; an exception it raises ends loading
-        measuring      called while the cost of a decode is measured. If it is given, or if several
-                       texts share the cost, that is done now, else in the first reply that needs it
+        measuring      called while the cost of a decode is measured. If it is given, if several
+                       texts share the cost, or if texts are kept, that is done now, else in the
+                       first reply that needs it
         """
         if isinstance(heads, bool) or heads is None:
             raise InvalidParameter(
@@ -153,15 +154,14 @@ class Engine:
             return opened[0]
 
         def opened_engine() -> Engine:
-            keeps = keep_texts > 0 and parallel > 1
-            own = _with_usual_flash_attn(source) if keeps else source
+            own = _with_usual_flash_attn(source) if keep_texts else source
             runtime = Runtime.open(own, reported)
             try:
                 if measuring is not None:
                     measuring()
-                if measuring is not None or parallel > 1:
+                if measuring is not None or parallel > 1 or keep_texts:
                     runtime.measure(measuring)
-                files = _text_files(runtime, keep_texts) if keeps else None
+                files = _text_files(runtime, keep_texts)
                 return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
             except BaseException:
                 runtime.close()
@@ -223,12 +223,19 @@ class Engine:
     def generate_batch(
         self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
     ) -> list[Text]:
-        """Continue all ``prompts``; return when all texts have ended."""
+        """Continue all ``prompts``; return when all texts have ended. An error, or Ctrl-C, ends all
+        of them."""
         if isinstance(prompts, str):
             raise InvalidParameter("prompts is one text; give a list, such as [text]")
-        texts = [self.generate(prompt, **settings) for prompt in prompts]
-        for text in texts:
-            text.run()
+        texts: list[Text] = []
+        try:
+            texts.extend(self.generate(prompt, **settings) for prompt in prompts)
+            for text in texts:
+                text.run()
+        except BaseException:
+            for text in texts:
+                text.cancel()
+            raise
         return texts
 
     def start(self, request: Request) -> Text:
@@ -237,7 +244,7 @@ class Engine:
         structure = self._runtime.structures.start(request.sampling)
         reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
         kind = ScoredText if needs_scored_text(request) else Text
-        text = kind(request, reply, self._driver.wake, self._driver.check_thread, structure)
+        text = kind(request, reply, self._driver.wake, self._driver.check_may_wait, structure)
         if not self._scheduler.submit(text):
             self._driver.check_open()  # it was closed meanwhile
         self._driver.wake()
@@ -409,9 +416,16 @@ def _with_usual_flash_attn(source: LoadParams) -> LoadParams:
     return replace(source, params=replace(source.params, flash_attn=flash_attn))
 
 
-def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles:
-    context = runtime.context
+def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles | None:
+    """Where texts are kept on disk, if they are and can be."""
+    if not n_megabytes:
+        return None
+    context, folder = runtime.context, texts_folder()
     identity = identity_of(
         runtime.model.path, context.params.kv_type, flash_attn=context.flash_attn
     )
-    return TextFiles(texts_folder(), identity, n_megabytes * 10**6)
+    try:
+        return TextFiles(folder, identity, n_megabytes * 10**6)
+    except OSError as error:
+        log.warning("cannot keep texts in %s: %s", folder, error.strerror or error)
+        return None

@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 from batching.cache import SequenceCache, common_prefix
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
 from speculation.drafting.resources import Resources
-from speculation.idle.copies import IdleTexts
+from speculation.idle.copies import WORTH_KEEPING, IdleTexts
 from speculation.idle.files import TextFiles
 from speculation.runtime import Runtime
 from speculation.text import ROOM, Text
-
-_WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text
 
 
 class Place:
@@ -45,6 +44,8 @@ class Places:
         self.runtime = runtime
         self.n_slots = n_slots
         self.idle = IdleTexts(files=files, read_seconds=_read_seconds(runtime))
+        # The text that reads what a waiting one begins with, and up to where it waits for that.
+        self._awaited: WeakKeyDictionary[Text, tuple[Text, int]] = WeakKeyDictionary()
         self.renew()
         runtime.empty = self.empty
 
@@ -89,28 +90,41 @@ class Places:
             memory=request.memory,
         )
 
-    def is_being_read(self, prompt: Sequence[int]) -> bool:
-        """Whether another text is reading much that ``prompt`` begins with."""
+    def is_being_read(self, waiting: Text) -> bool:
+        """Whether another text is reading much that the prompt of ``waiting`` begins with.
+
+        Prompts are compared once, and again when the other text is so far or has ended.
+        """
+        text, n = self._awaited.get(waiting, (None, 0))
+        if text is not None and not text.is_writing and not text.has_ended and text.n_read <= n:
+            return True
         reading = [text for text in self.active() if not text.is_writing]
         if not reading or not self.can_rewind:
             return False
+        prompt = waiting.request.prompt[:-1]
         known = max([place.cache.n_kept(prompt) for place in self.places])
-        coming = max([common_prefix(text.request.prompt[:-1], prompt) for text in reading])
-        return coming - known >= _WORTH_WAITING
+        common = {text: common_prefix(text.request.prompt[:-1], prompt) for text in reading}
+        first = max(reading, key=common.__getitem__)
+        is_much = common[first] - known >= WORTH_KEEPING
+        if is_much:
+            self._awaited[waiting] = first, common[first] - WORTH_KEEPING
+        return is_much
 
-    def find(self, text: Text) -> Place | None:
-        """A free place with room for a text, and as much of its prompt as is kept anywhere.
+    def has_room(self, text: Text) -> bool:
+        """Whether a place and enough cells for a text are free."""
+        is_free = any(place.text is None for place in self.places)
+        return is_free and self._cells_for(text) + self._n_reserved() <= self.n_ctx
 
-        None while all places are taken, or too few cells are free.
-        """
+    def find(self, text: Text) -> Place:
+        """The free place for a text that has room, with as much of its prompt as is kept
+        anywhere."""
         free = [place for place in self.places if place.text is None]
         n_cells = self._cells_for(text)
-        if not free or n_cells + self._n_reserved() > self.n_ctx:
-            return None
         prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
-        if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
+        n_lost = len(chosen.cache.tokens) - common[chosen]
+        if n_lost >= (WORTH_KEEPING if self.can_rewind else common[chosen]):  # another's end
             chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
         # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
         best = max(self.places if self.can_rewind else [chosen], key=common.__getitem__)
@@ -130,6 +144,8 @@ class Places:
             self.resources_of(chosen).share_text(self.resources_of(best), common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
             chosen.on_disk = best.on_disk
+        elif len(chosen.cache.tokens) - common[chosen] >= WORTH_KEEPING:
+            self._keep(chosen)
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
         resources = self.runtime.resources
@@ -166,7 +182,7 @@ class Places:
         """Put all texts on disk, if that is wanted."""
         if self.idle.files is not None:
             for place in sorted(self.places, key=lambda place: place.used):
-                self._drop(place)
+                self._keep(place, is_last=True)
             self.idle.close()
 
     def _n_reserved(self) -> int:
@@ -193,14 +209,18 @@ class Places:
 
     def _drop(self, place: Place) -> None:
         """Empty a place; a text worth it is kept outside of the cache."""
+        self._keep(place)
+        place.cache.truncate(0)
+        self.resources_of(place).forget_text()
+
+    def _keep(self, place: Place, *, is_last: bool = False) -> None:
+        """Copy a text that is worth it out of the cache."""
         cache = place.cache
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
         if self._is_copied_whole(len(cache.tokens)):
             saved = None if self.can_rewind else list(cache.saved)
             copy = partial(self.runtime.context.copy_out, place.slot.first)
-            self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk)
-        cache.truncate(0)
-        self.resources_of(place).forget_text()
+            self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk, is_last=is_last)
 
     def _is_copied_whole(self, n_tokens: int) -> bool:
         """Whether another text can start with any part of a copy: of layers with a sliding window,

@@ -146,6 +146,7 @@ class _AtLeast:
     def __init__(self, n: int, model: Model, inner: Constraint | None) -> None:
         self._n_left, self._ends, self._inner = n, np.array(sorted(model.ends)), inner
         self._all = np.arange(model.n_vocab)
+        self._others = np.delete(self._all, self._ends)
 
     def allows(self, token: int) -> bool:
         if self._n_left > 0 and token in self._ends:
@@ -153,8 +154,10 @@ class _AtLeast:
         return self._inner is None or self._inner.allows(token)
 
     def allowed(self) -> Ids:
-        found = self._all if self._inner is None else self._inner.allowed()
-        others = found if self._n_left <= 0 else np.setdiff1d(found, self._ends)
+        if self._inner is None:
+            return self._others if self._n_left > 0 else self._all
+        found = self._inner.allowed()
+        others = found if self._n_left <= 0 else found[~np.isin(found, self._ends)]
         return others if len(others) else found
 
     def accept(self, token: int) -> None:
@@ -184,8 +187,12 @@ def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> Sa
     if params.temperature == 0:
         return chain.greedy()
     if params.mirostat:
-        return chain.temperature(params.temperature).mirostat(
-            params.mirostat, params.mirostat_tau, params.mirostat_eta, params.seed
+        return chain.mirostat(
+            params.mirostat,
+            params.mirostat_tau,
+            params.mirostat_eta,
+            params.seed,
+            params.temperature,
         )
     if params.top_k:
         chain.top_k(params.top_k)
@@ -197,7 +204,7 @@ def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> Sa
         chain.min_p(params.min_p)
     if params.xtc_probability > 0:
         chain.xtc(params.xtc_probability, params.xtc_threshold, params.seed)
-    return chain.temperature(params.temperature).draw(params.seed)
+    return chain.draw(params.seed, params.temperature)
 
 
 def _window(last_n: int, n_ctx: int) -> int:
@@ -291,7 +298,7 @@ class RecordingSampler:
         token = self._sampler.sample(output, row)
         logits = output.logits(row)
         if self._after and isinstance(self._sampler, GreedySampler | SamplerChain):
-            logits = self._sampler.remaining(logits)
+            logits = self._sampler.remaining(logits, token)
         self._found.append(token_logprobs(logits, token, self._n_top))
         return token
 

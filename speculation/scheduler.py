@@ -151,8 +151,9 @@ class Scheduler:
         One whose beginning is just being read for another text waits for that.
         """
         for text in list(self._waiting):
-            request = text.request
-            if not request.reads_all and self.places.is_being_read(request.prompt[:-1]):
+            if not self.places.has_room(text):
+                break
+            if not text.request.reads_all and self.places.is_being_read(text):
                 continue
             with failing(text):
                 if not self._place(text):
@@ -164,11 +165,9 @@ class Scheduler:
                     text.tell_waiting(n)
 
     def _place(self, text: Text) -> bool:
-        """Start a text in a free place; returns whether there is one."""
+        """Start a text that has room; returns whether the batch has its rows, too."""
         places, request, runtime = self.places, text.request, self._runtime
         place = places.find(text)
-        if place is None:
-            return False
         resources = places.resources_of(place, text)
         drafters = request.method.drafters(resources)
         structure = text.structure
@@ -182,7 +181,6 @@ class Scheduler:
                 places.renew()
                 self._batch = Batch(places.slots)
             place = places.find(text)
-            assert place is not None
         if structure is not None and needed.rows == 1 and self._may_draft(request):
             drafters = [ForcedTokens(structure), *drafters]
         sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx, structure)

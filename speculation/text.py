@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
@@ -128,7 +130,8 @@ class Text:
         structure: Structure | None = None,
     ) -> None:
         """``wake`` tells the engine's thread that something changed; ``check_thread`` raises
-        EngineInUse in that thread, which must not wait for tokens that it has to write."""
+        EngineInUse in that thread, which must not wait for tokens that it has to write, and in a
+        forked child, where nobody writes them."""
         self.request = request
         self.structure = structure
         self.stats = Stats(n_prompt=len(request.prompt))
@@ -153,7 +156,7 @@ class Text:
         self._emitted: Emitted | None = None  # by the last step, and not handed out yet
         self._frame: list[Token] = []  # tokens not passed on yet
         self._passed_on = -inf  # when others were, last
-        self._taken: Iterator[Token] | None = None
+        self._taken: deque[Token] = deque()  # from the channel, for ``next``
         self.n_ahead = 0  # requests that are known to come first
 
     # For whoever asked
@@ -193,13 +196,16 @@ class Text:
         return answer_of(self.text, self.opening)
 
     def __next__(self) -> Token:
-        self._check_thread()
-        if self._taken is None:
-            self._taken = self._take_all()
-        return next(self._taken)
+        self._check_may_wait()
+        while True:
+            with suppress(IndexError):
+                return self._taken.popleft()
+            if (tokens := self._channel.get()) is None:
+                raise StopIteration
+            self._taken += tokens
 
     def __iter__(self) -> Iterator[Token]:
-        self._check_thread()
+        self._check_may_wait()
         try:
             while (token := next(self, None)) is not None:
                 yield token
@@ -207,13 +213,13 @@ class Text:
             if not self.has_ended:
                 self.cancel()
 
-    def _take_all(self) -> Iterator[Token]:
-        for tokens in self._channel:
-            yield from tokens
-
     async def __aiter__(self) -> AsyncIterator[Token]:
+        self._check_may_wait()
+        groups = aiter(self._channel)
         try:
-            async for tokens in self._channel:
+            while self._taken:
+                yield self._taken.popleft()
+            async for tokens in groups:
                 for token in tokens:
                     yield token
         finally:
@@ -226,7 +232,7 @@ class Text:
         The caller sleeps until then: to wake it for each group of tokens takes a core from a small
         model's decode.
         """
-        self._check_thread()
+        self._check_may_wait()
         try:
             while not self._ended.wait(1.0):  # on Windows, Ctrl-C does not interrupt an endless one
                 pass
@@ -236,6 +242,10 @@ class Text:
         if self.error is not None:
             raise self.error
         return self
+
+    def _check_may_wait(self) -> None:
+        if not self.has_ended:
+            self._check_thread()
 
     def forward(self, listener: Callable[[list[Token] | Exception | None], object]) -> None:
         """Call ``listener`` with each group of tokens, in the engine's thread, then with None, or
@@ -333,8 +343,12 @@ class Text:
     def tell_progress(self, n_more: int = 0) -> None:
         """How much of the prompt is read, ``n_more`` tokens beyond what is decoded."""
         if self.request.progress is not None:
-            n_decoded = len(self.cache.tokens) - self.cache.n_deferred
-            self.request.progress(n_decoded + n_more, len(self.request.prompt) - 1)
+            self.request.progress(self.n_read + n_more, len(self.request.prompt) - 1)
+
+    @property
+    def n_read(self) -> int:
+        """Its tokens that are decoded."""
+        return len(self.cache.tokens) - self.cache.n_deferred
 
     def _end_reading(self) -> None:
         reading, self.reading = self.reading, None

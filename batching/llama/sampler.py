@@ -7,6 +7,7 @@ would without speculation. Greedy sampling without a chain is a plain argmax.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -63,11 +64,9 @@ class GreedySampler:
         probs[logits.argmax()] = 1.0
         return probs
 
-    def remaining(self, logits: Floats) -> Floats:
+    def remaining(self, logits: Floats, token: int) -> Floats:
         """As ``SamplerChain.remaining``."""
-        found: Floats = np.full(len(logits), -np.inf, np.float32)
-        found[logits.argmax()] = 0.0
-        return found
+        return _alone(token, len(logits))
 
     def accept(self, token: int) -> None:
         if self._constraint is not None:
@@ -104,11 +103,14 @@ class SamplerChain:
         self._last: Native | None = None  # the link that chooses: mirostat or greedy; a draw: None
         self._seed: int | None = None  # of draws
         self._is_greedy = False
+        self._n_links = 0  # before that
+        self._top_p, self._temperature = 1.0, np.float32(1.0)  # without links of their own
         self._random_links = False  # earlier links are random too
         self.has_memory = False  # the result depends on accepted tokens
         self._n_accepted = 0
         n = model.n_vocab
-        self._ids = np.arange(n, dtype=np.int32)
+        self._ids: Ids = np.arange(n, dtype=np.int32)
+        self._drawn_from: tuple[Ids, Floats] = self._ids, np.zeros(n, np.float32)
         self._candidates = np.zeros(n, _CANDIDATE)
         self._data: Any = self._candidates.ctypes.data_as(ctypes.POINTER(C.llama_token_data))
         self._array = C.llama_token_data_array(
@@ -158,7 +160,10 @@ class SamplerChain:
         return self._add(C.llama_sampler_init_typical(p, 1))
 
     def top_p(self, p: float) -> SamplerChain:
-        return self._add(C.llama_sampler_init_top_p(p, 1))
+        if self._n_links:
+            return self._add(C.llama_sampler_init_top_p(p, 1))
+        self._top_p = p  # llama.cpp would sort the whole vocabulary
+        return self
 
     def min_p(self, p: float) -> SamplerChain:
         return self._add(C.llama_sampler_init_min_p(p, 1))
@@ -167,18 +172,19 @@ class SamplerChain:
         self._random_links = True
         return self._add(C.llama_sampler_init_xtc(probability, threshold, 1, seed))
 
-    def temperature(self, t: float) -> SamplerChain:
-        return self._add(C.llama_sampler_init_temp(t))
-
-    def mirostat(self, version: int, tau: float, eta: float, seed: int) -> SamplerChain:
+    def mirostat(
+        self, version: int, tau: float, eta: float, seed: int, temperature: float
+    ) -> SamplerChain:
         """Mirostat 1 or 2 as the last link, which draws the token."""
+        # llama.cpp sorts logits beyond 2**31 wrongly.
+        self._add(C.llama_sampler_init_temp(max(temperature, 100 * _COLDEST)))
         if version == 1:
             return self._end(C.llama_sampler_init_mirostat(self.model.n_vocab, seed, tau, eta, 100))
         return self._end(C.llama_sampler_init_mirostat_v2(seed, tau, eta))
 
-    def draw(self, seed: int) -> SamplerChain:
+    def draw(self, seed: int, temperature: float) -> SamplerChain:
         """Draw from the remaining tokens. Takes the place of a last link."""
-        self._seed = seed
+        self._seed, self._temperature = seed, np.float32(max(temperature, _COLDEST))
         return self
 
     def greedy(self) -> SamplerChain:
@@ -219,25 +225,28 @@ class SamplerChain:
                 "rejection and typical acceptance need a distribution, which mirostat, XTC, "
                 "grammars and JSON schemas do not provide; use verify=match with them"
             )
-        self._fill(logits)
-        C.llama_sampler_apply(self._links().handle, ctypes.byref(self._array))
-        left = self._left()
+        ids, values = self._filtered(logits)
         if self._is_greedy:
-            best = int(left["logit"].argmax())
-            left = left[best : best + 1]
-        weights = np.exp(left["logit"] - left["logit"].max())
-        probs: Floats = np.zeros(len(self._candidates), np.float32)
-        probs[left["id"]] = weights / weights.sum()
+            best = int(values.argmax())
+            ids, values = ids[best : best + 1], values[best : best + 1]
+        weights = np.exp(values - values.max())
+        probs: Floats = np.zeros(len(logits), np.float32)
+        probs[ids] = weights / weights.sum()
         return probs
 
-    def remaining(self, logits: Floats) -> Floats:
-        """The logits of the tokens that the last token was drawn from, ``(n_vocab,)``; -inf for all
-        others, which is all but one without a draw. ``logits`` are those given to ``sample``."""
-        found: Floats = np.full(len(logits), -np.inf, np.float32)
-        left = self._left()
+    def remaining(self, logits: Floats, token: int) -> Floats:
+        """The logits of the tokens that ``token``, the last one, was drawn from, ``(n_vocab,)``;
+        -inf for all others, which is all but one without a draw. ``logits`` are those given to
+        ``sample``."""
         if self._is_greedy:
-            left = left[self._array.selected : self._array.selected + 1]
-        found[left["id"]] = left["logit"]
+            return _alone(token, len(logits))
+        found: Floats = np.full(len(logits), -np.inf, np.float32)
+        if self._last is None:
+            ids, values = self._drawn_from
+        else:
+            left = self._left()
+            ids, values = left["id"], left["logit"]
+        found[ids] = values
         return found
 
     def _left(self) -> npt.NDArray[Any]:
@@ -256,6 +265,8 @@ class SamplerChain:
             other._last = _owned(C.llama_sampler_clone(self._last.handle))
         other._seed, other._random_links = self._seed, self._random_links
         other._is_greedy, other.has_memory = self._is_greedy, self.has_memory
+        other._n_links, other._top_p = self._n_links, self._top_p
+        other._temperature = self._temperature
         other._n_accepted = self._n_accepted
         return other
 
@@ -265,35 +276,47 @@ class SamplerChain:
             raise RuntimeError("the sampler is closed, or has no last link")
         return self._chain
 
-    def _fill(self, logits: Floats) -> None:
-        candidates, array = self._candidates, self._array
-        if self._constraint is None:
-            candidates["id"] = self._ids
-            candidates["logit"] = logits
-            array.size = len(candidates)
-        else:
-            allowed = _some(self._constraint.allowed())
-            array.size = n = len(allowed)
-            candidates["id"][:n] = allowed
-            candidates["logit"][:n] = logits[allowed]
-        array.data = self._data  # XTC drops candidates by moving the pointer
-        array.selected = -1
-        array.sorted = False
+    def _filtered(self, logits: Floats) -> tuple[Ids, Floats]:
+        """The tokens that the constraint and the links leave, and their logits over the
+        temperature. Raises GrammarError if all of them are forbidden."""
+        links, ids, values = self._links(), self._ids, logits
+        if self._constraint is not None:
+            ids = _some(self._constraint.allowed())
+            values = logits[ids]
+        if self._top_p < 1:
+            kept = nucleus(values, self._top_p)
+            ids, values = ids[kept], values[kept]
+        if self._n_links or self._last is not None:
+            candidates, array = self._candidates, self._array
+            array.size = n = len(ids)
+            candidates["id"][:n] = ids
+            candidates["logit"][:n] = values
+            array.data = self._data  # XTC drops candidates by moving the pointer
+            array.selected = -1
+            array.sorted = False
+            C.llama_sampler_apply(links.handle, ctypes.byref(array))
+            left = self._left()
+            ids, values = left["id"], left["logit"]
+        if values.max() == -np.inf:
+            raise GrammarError(
+                "logit_bias forbids all tokens that may follow here; forbid fewer, or loosen the "
+                "grammar"
+            )
+        return ids, values / self._temperature
 
     def _choose(self, logits: Floats) -> int:
-        self._fill(logits)
-        array = self._array
-        C.llama_sampler_apply(self._links().handle, ctypes.byref(array))
-        if self._last is None:
-            assert self._seed is not None
-            left = self._left()
-            array.selected = draw(left["id"], left["logit"], self._seed, self._n_accepted)
-        else:
+        ids, values = self._filtered(logits)
+        if self._last is not None:
+            array = self._array
             C.llama_sampler_apply(self._last.handle, ctypes.byref(array))
-        return int(array.data[array.selected].id)
+            return int(array.data[array.selected].id)
+        assert self._seed is not None
+        self._drawn_from = ids, values
+        return int(ids[draw(ids, values, self._seed, self._n_accepted)])
 
     def _add(self, link: Any) -> SamplerChain:
         assert self._chain is not None
+        self._n_links += 1
         C.llama_sampler_chain_add(self._chain.handle, link)  # transfers ownership of the link
         return self
 
@@ -321,22 +344,61 @@ _PRIMES = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9, 0x94D049B
 _MASK = 2**64 - 1
 
 
+_COLDEST = 1e-8  # temperature; below, the highest logit wins in any case, and others overflow
 _UNLIKELY = 6.0  # below the highest logit: few tokens have so much more noise than another
+_TRIED = 64  # tokens with the most noise, about
+
+
+def _alone(token: int, n_vocab: int) -> Floats:
+    """Logits that allow only ``token``."""
+    found: Floats = np.full(n_vocab, -np.inf, np.float32)
+    found[token] = 0.0
+    return found
+
+
+def nucleus(logits: Floats, p: float) -> Ids:
+    """The indexes of the fewest tokens whose probabilities sum to ``p`` or more, ascending: the
+    likeliest, of equal ones the first, and at least one (Holtzman et al. 2019, "The curious case of
+    neural text degeneration", arXiv 1904.09751)."""
+    weights = np.exp(logits - logits.max())
+    enough = p * weights.sum(dtype=np.float64)
+    # Those that are left out sum to no more than the rest, so not all of them need sorting.
+    least = (1.0 - p) * weights.sum(dtype=np.float64) / len(weights)
+    likely = np.sort(weights[weights >= least])[::-1]
+    n = min(int(np.searchsorted(np.cumsum(likely, dtype=np.float64), enough)) + 1, len(likely))
+    kept = np.flatnonzero(weights >= likely[n - 1])
+    if len(kept) > n:
+        equal = np.flatnonzero(weights[kept] == likely[n - 1])
+        kept = np.delete(kept, equal[n - len(kept) :])
+    return kept
 
 
 def draw(ids: Ids, logits: Floats, seed: int, position: int) -> int:
     """The index of the highest sum of ``logits`` and Gumbel noise: a draw from their softmax.
 
     The noise of a token depends on its id, ``seed`` and ``position`` alone. Its logarithms take
-    most of the time, so they are left out where not even much noise could win.
+    most of the time, so they are left out where not even much noise could win: more than the best
+    of some lacks, below the highest logit or further below.
     """
     uniform = _uniform(ids, seed, position)
-    least = logits.max() - _UNLIKELY
-    likely = logits > least
-    best = float((logits[likely] + _gumbel(uniform[likely])).max())
-    enough = np.exp(-np.exp(least - best))  # a lower number means less noise than ``best - least``
-    found = np.flatnonzero(likely | (uniform >= enough))
-    return int(found[(logits[found] + _gumbel(uniform[found])).argmax()])
+    highest = float(logits.max())
+    tried = np.append(np.flatnonzero(uniform > 1.0 - _TRIED / len(ids)), logits.argmax())
+
+    def sums(some: Ids) -> npt.NDArray[np.float64]:
+        return logits[some].astype(np.float64) - highest + _gumbel(uniform[some])
+
+    best = float(sums(tried).max())
+    found = np.flatnonzero(uniform >= _uniform_of(best))
+    if len(found) > _TRIED * _TRIED:
+        likely = logits >= highest - _UNLIKELY
+        likely |= uniform >= _uniform_of(best + _UNLIKELY)
+        found = found[likely[found]]
+    return int(found[sums(found).argmax()])
+
+
+def _uniform_of(noise: float) -> float:
+    """The number that has so much Gumbel noise, rounded down."""
+    return math.exp(-math.exp(-noise)) * (1.0 - 1e-12)
 
 
 def _gumbel(uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

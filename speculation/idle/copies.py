@@ -3,7 +3,8 @@
 A text that nobody writes costs time in the cache: attention passes over its cells. SmolLM2-135M
 took 28% longer for a token beside 6,000 idle cells on two cores, and three times as long without
 flash attention. Copying 1,000 tokens out and in takes a few milliseconds, reading them again
-seconds. What does not fit goes to disk, if that is wanted (``files``).
+seconds. What does not fit goes to disk, if that is wanted (``files``), and all when the engine is
+closed.
 
 From a GPU's memory llama.cpp copies each token that was written beside others by itself, layer by
 layer, while many are read at once. So copies are timed there, and end if reading is quicker.
@@ -12,16 +13,18 @@ layer, while many are read at once. So copies are timed there, and end if readin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from batching.cache import common_prefix, n_kept
+from batching.llama.hardware import available_memory
 from speculation.idle.files import SPEED, TextFile, TextFiles, begins
 
-MAX_BYTES = 2**29
-_LEAST = 32  # tokens; fewer are read as quickly
+_MAX_BYTES = 2**33  # of main memory, and at most a quarter of what is available
+_USUALLY_AVAILABLE = 2**32  # bytes, where the system does not tell
+WORTH_KEEPING = 32  # tokens; fewer are read as quickly
 
 
 @dataclass(eq=False)
@@ -30,12 +33,14 @@ class IdleText:
 
     saved    states of a target that cannot rewind, as in ``SequenceCache``; None if it can
     on_disk  whether it may go to disk
+    used     when it was copied, in seconds since 1970
     """
 
     tokens: tuple[int, ...]
     state: Any
     saved: list[tuple[int, Any]] | None = None
     on_disk: bool = True
+    used: float = field(default_factory=time)
 
     @property
     def n_bytes(self) -> int:
@@ -47,11 +52,14 @@ class IdleTexts:
 
     def __init__(
         self,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int | None = None,
         files: TextFiles | None = None,
         read_seconds: float = inf,
     ) -> None:
-        """``read_seconds``: what a copy of a token must not take; by default it always pays."""
+        """``max_bytes``: None = by the memory that is available. ``read_seconds``: what a copy of a
+        token must not take; by default it always pays."""
+        if max_bytes is None:
+            max_bytes = min(_MAX_BYTES, (available_memory() or _USUALLY_AVAILABLE) // 4)
         self._max_bytes, self.files, self._read_seconds = max_bytes, files, read_seconds
         self._texts: list[IdleText] = []  # least recently used first
         self._n_copied, self._copy_seconds = 0, 0.0
@@ -68,16 +76,16 @@ class IdleTexts:
         saved: list[tuple[int, Any]] | None = None,
         *,
         on_disk: bool = True,
+        is_last: bool = False,
     ) -> None:
         """Keep a text if it is worth a copy, which ``copy`` makes: if it is not short, not here
-        already, and a copy pays or files are wanted. It replaces those that it continues. ``saved``
-        and ``on_disk`` as in ``IdleText``; one that may go to disk is not replaced by one that may
-        not.
+        already, and a copy pays or ``is_last``. It replaces those that it continues. ``saved`` and
+        ``on_disk`` as in ``IdleText``; one that may go to disk is not replaced by one that may not.
         """
         is_here = any(
             begins(tokens, text.tokens) and text.on_disk >= on_disk for text in self._texts
         )
-        if len(tokens) < _LEAST or is_here or not (self.pays or self.files is not None):
+        if len(tokens) < WORTH_KEEPING or is_here or not (self.pays or is_last):
             return
         start = perf_counter()
         new = IdleText(tuple(tokens), copy(), saved, on_disk)
@@ -93,11 +101,13 @@ class IdleTexts:
     def _append(self, new: IdleText) -> None:
         self._texts.append(new)
         while sum([text.n_bytes for text in self._texts]) > self._max_bytes:
-            self._write(self._texts.pop(0))
+            oldest = self._texts.pop(0)
+            if self.files is not None and not self.files.is_behind:
+                self._write(oldest)
 
     def _write(self, text: IdleText) -> None:
         if self.files is not None and text.saved is None and text.on_disk:
-            self.files.put(text.tokens, text.state)
+            self.files.put(text.tokens, text.state, text.used)
 
     def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[IdleText | None, int]:
         """The text that saves most of reading ``prompt``, and how many tokens they share.
@@ -112,7 +122,7 @@ class IdleTexts:
             n = common_prefix(file.tokens, prompt)
             found.append((n - len(file.tokens) // SPEED, n, file))
         for gain, n, best in sorted(found, key=lambda item: item[0], reverse=True):
-            if gain <= max(more_than, _LEAST - 1):
+            if gain <= max(more_than, WORTH_KEEPING - 1):
                 break
             if isinstance(best, IdleText):
                 return best, n
@@ -130,8 +140,9 @@ class IdleTexts:
             self._append(text)
 
     def close(self) -> None:
-        """Write all texts to ``files``, if there are any, and wait for the last."""
-        for text in self._texts:
+        """Write the texts to ``files``, if there are any: as many as there is time for, those used
+        last first."""
+        for text in reversed(self._texts):
             self._write(text)
         if self.files is not None:
-            self.files.wait()
+            self.files.close()

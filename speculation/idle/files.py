@@ -8,7 +8,8 @@ of 200, 1,000 and 4,000 tokens; two cores, F16 cache, medians of five on a busy 
     500M in Q4_0, 46 KB          78, 104, 225
 
 Writing 4,000 tokens of SmolLM2-135M (92 MB) took 250 ms, so another thread does it. Beside that, a
-token took 29 ms as before, and the longest of 27 took 74 ms instead of 44 (one thread).
+token took 29 ms as before, and the longest of 27 took 74 ms instead of 44 (one thread). A slow disk
+loses texts instead of holding up replies.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import struct
-import threading
+import time
 import uuid
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +33,6 @@ from typing import Any
 import numpy as np
 
 from batching.cache import common_prefix
-from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
 from batching.llama.context_params import ContextParams
 from batching.llama.devices import devices
@@ -41,8 +44,12 @@ from speculation.system.cache_folder import cache_folder
 log = logging.getLogger(__name__)
 
 SPEED = 10  # tokens restored from disk while one is read again, at least
+CLOSE_SECONDS = 5.0  # that writes may take when the engine is closed
+_MAX_AGE = 7 * 24 * 3600  # seconds since a text was used last, after which it is removed
+_MAX_UNWRITTEN = 2**30  # bytes that wait for the disk
 _VERSION = 1  # of the files
 _SUFFIX = ".text"
+_ALL = f"*{_SUFFIX}*"  # with those that were not written to their ends
 # Magic, identity, number and CRC-32 of the tokens, bytes and CRC-32 of the state. Then the tokens
 # as 32-bit numbers, then the state.
 _HEADER = struct.Struct("<8s16sIIQI")
@@ -99,29 +106,26 @@ class TextFiles:
     """
 
     def __init__(self, folder: Path, identity: str, max_bytes: int) -> None:
-        """``identity`` has 16 characters. ``max_bytes`` limits the folder with all its models.
+        """``identity`` has 16 characters. ``max_bytes`` limits the folder with all its models; half
+        of the disk stays free in any case.
 
-        Raises InvalidParameter if the folder cannot be used.
+        Raises OSError if the folder cannot be used.
         """
-        self._folder, self._identity, self._max_bytes = folder, identity, max_bytes
-        self._writing: threading.Thread | None = None
-        try:
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            _make_room(folder, max_bytes)
-            found = {path: self._read(path) for path in folder.glob(f"{identity}-*{_SUFFIX}")}
-        except OSError as error:
-            raise InvalidParameter(
-                f"cannot keep texts in {folder}: {error.strerror}; set SPECULATION_CACHE to "
-                f"another folder, or {{keep_texts}} to 0",
-                settings=("keep_texts",),
-            ) from None
+        self._folder, self._identity = folder, identity
+        self._writer = ThreadPoolExecutor(1, "texts")
+        self._written: Future[None] | None = None  # the last of them
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        n_used = sum([size for _, size, _ in _by_age(folder, _ALL)])
+        self._max_bytes = min(max_bytes, (shutil.disk_usage(folder).free + n_used) // 2)
+        _make_room(folder, self._max_bytes)
+        found = {path: self._read(path) for path in folder.glob(f"{identity}-*{_SUFFIX}")}
         self.texts = [TextFile(read[0], path) for path, read in found.items() if read is not None]
 
-    def put(self, tokens: Sequence[int], state: Any) -> None:
-        """Write a text in another thread, after the one before; it replaces those it continues."""
-        self.wait()
-        kept = [text for text in self.texts if text.path.exists()]
+    def put(self, tokens: Sequence[int], state: Any, used: float) -> None:
+        """Write a text that was last ``used`` then, in another thread, after the one before. It
+        replaces those it continues."""
+        kept = [text for text in self.texts if text.state is not None or text.path.exists()]
         self.texts = [text for text in kept if not begins(text.tokens, tokens)]
         if any(begins(tokens, text.tokens) for text in kept):
             self.texts = kept
@@ -130,13 +134,23 @@ class TextFiles:
         path = self._folder / f"{self._identity}-{uuid.uuid4().hex}{_SUFFIX}"
         new = TextFile(tuple(tokens), path, state)
         self.texts.append(new)
-        self._writing = threading.Thread(target=self._write, args=(new, replaced))
-        self._writing.start()
+        self._written = self._writer.submit(self._write, new, replaced, used)
 
-    def wait(self) -> None:
-        """Wait until all is written."""
-        if self._writing is not None:
-            self._writing.join()
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be written that more should not."""
+        waiting = [text.state for text in self.texts]
+        return sum([len(state) for state in waiting if state is not None]) > _MAX_UNWRITTEN
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until all is written, at most so long."""
+        if self._written is not None:
+            wait_for([self._written], seconds)
+
+    def close(self) -> None:
+        """Give up what is not being written after ``CLOSE_SECONDS``."""
+        self.wait(CLOSE_SECONDS)
+        self._writer.shutdown(cancel_futures=True)
 
     def read(self, text: TextFile) -> Any:
         """The state of a text, which now is the one used last; None if its file is gone or damaged.
@@ -171,7 +185,7 @@ class TextFiles:
             path.unlink()
         return None
 
-    def _write(self, text: TextFile, replaced: Sequence[Path]) -> None:
+    def _write(self, text: TextFile, replaced: Sequence[Path], used: float) -> None:
         state, tokens = text.state, np.asarray(text.tokens, "<i4").tobytes()
         checks = len(text.tokens), zlib.crc32(tokens), len(state), zlib.crc32(state)
         begin = _HEADER.pack(_MAGIC, self._identity.encode(), *checks) + tokens
@@ -184,6 +198,7 @@ class TextFiles:
                 with replacing(text.path, private=True, sync=False) as file:
                     file.write(begin)
                     file.write(state)
+                os.utime(text.path, (used, used))
         except OSError as error:
             log.warning("cannot keep a text in %s: %s", self._folder, error.strerror or error)
         finally:
@@ -200,10 +215,11 @@ def _by_age(folder: Path, names: str) -> list[tuple[int, int, Path]]:
 
 
 def _make_room(folder: Path, max_bytes: int) -> None:
-    """Remove the texts used least recently, of any model, until the others fit."""
-    found = _by_age(folder, f"*{_SUFFIX}*")
+    """Remove old texts, of any model, and those used least recently until the others fit."""
+    found = _by_age(folder, _ALL)
     n_bytes = sum([size for _, size, _ in found])
-    for _, size, path in found:
-        if n_bytes > max_bytes:
+    oldest = (time.time() - _MAX_AGE) * 1e9
+    for used, size, path in found:
+        if n_bytes > max_bytes or used < oldest:
             path.unlink(missing_ok=True)
             n_bytes -= size

@@ -12,6 +12,8 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from batching.errors import EngineInUse
+
 T = TypeVar("T")
 
 
@@ -50,48 +52,75 @@ def _mailbox() -> _Mailbox:
 
 
 class Channel(Generic[T]):
-    """Items in order, for one consumer: ``for``, ``async for`` or ``forward``.
+    """Items in order, for one consumer at a time: ``for``, ``async for`` or ``forward``.
 
-    None ends it; an exception is raised where the items are taken.
+    None ends it; an exception is raised where the items are taken. Whoever comes afterwards gets
+    the end, too.
     """
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[T | Exception | None] = SimpleQueue()
         self._lock = threading.Lock()  # held while an item is passed on
-        self._pass_on: Callable[[T | Exception | None], object] = self._queue.put
+        self._listener: Callable[[T | Exception | None], object] | None = None
 
     def put(self, item: T | Exception | None) -> None:
         with self._lock:
-            self._pass_on(item)
+            if self._listener is not None:
+                self._listener(item)
+            if self._listener is None or _is_end(item):
+                self._queue.put(item)
 
     def forward(self, listener: Callable[[T | Exception | None], object]) -> None:
-        """Call ``listener`` with each item, in the thread that puts it; first with those here."""
+        """Call ``listener`` with each item, in the thread that puts it; first with those here.
+
+        Raises EngineInUse while another one gets them.
+        """
         with self._lock:
-            self._pass_on = listener
+            if self._listener is not None and self._queue.empty():
+                raise EngineInUse("its tokens are being read by another reader; use that one's")
+            self._listener = listener
             with suppress(Empty):
                 while True:
-                    listener(self._queue.get_nowait())
+                    item = self._queue.get_nowait()
+                    listener(item)
+                    if _is_end(item):
+                        self._queue.put(item)
+                        break
 
     def __iter__(self) -> Iterator[T]:
-        while (item := self._get()) is not None:
-            if isinstance(item, Exception):
-                raise item
+        while (item := self.get()) is not None:
             yield item
 
-    def _get(self) -> T | Exception | None:
+    def get(self) -> T | None:
+        """Wait for the next item; None at the end. Raises an exception that ended it."""
         while True:
             with suppress(Empty):  # on Windows, Ctrl-C does not interrupt a wait without an end
-                return self._queue.get(timeout=1.0)
+                item = self._queue.get(timeout=1.0)
+                if _is_end(item):
+                    self._queue.put(item)
+                if isinstance(item, Exception):
+                    raise item
+                return item
 
     def hand_over(self, take: Callable[[T | Exception | None], object]) -> None:
         """Call ``take`` with each item in the running event loop."""
         into_loop = _mailbox()
         self.forward(lambda item: into_loop.put(partial(take, item)))
 
-    async def __aiter__(self) -> AsyncIterator[T]:
+    def __aiter__(self) -> AsyncIterator[T]:
         items: asyncio.Queue[T | Exception | None] = asyncio.Queue()
         self.hand_over(items.put_nowait)
-        while (item := await items.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
+        return self._taken(items)
+
+    async def _taken(self, items: asyncio.Queue[T | Exception | None]) -> AsyncIterator[T]:
+        try:
+            while (item := await items.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self._listener = None
+
+
+def _is_end(item: object) -> bool:
+    return item is None or isinstance(item, Exception)

@@ -264,14 +264,23 @@ def test_a_program_may_end_during_a_reply(tiny_model: Path, end: str) -> None:
 
 
 FORKS = """
-engine.call(int)
+import asyncio
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-try:
-    engine.generate('the', max_tokens=2).run()
-except Exception as error:
-    print(type(error).__name__, error)
-    engine.close()
+
+async def read():
+    async for token in text:
+        pass
+
+for use in (
+    lambda: engine.generate('the', max_tokens=2), text.run, lambda: next(text),
+    lambda: list(text), lambda: asyncio.run(read()),
+):
+    try:
+        use()
+    except Exception as error:
+        print(type(error).__name__, error)
+engine.close()
 """
 
 
@@ -279,4 +288,7 @@ except Exception as error:
 def test_a_forked_child_is_told_to_load_the_model_itself(tiny_model: Path) -> None:
     done = run_script(tiny_model, FORKS)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "EngineInUse" in done.stdout and "a forked child cannot use it; load it" in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        assert line.startswith("EngineInUse") and "a forked child cannot use it; load it" in line

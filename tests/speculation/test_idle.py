@@ -6,13 +6,15 @@ import os
 import shutil
 import stat
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.idle.copies import IdleTexts
@@ -65,7 +67,7 @@ def test_a_text_without_room_goes_to_disk_and_is_there_after_a_restart(tmp_path:
     assert {*folder.glob("*")} == {*files}
 
 
-def test_no_text_is_copied_once_a_copy_took_longer_than_reading(tmp_path: Path) -> None:
+def test_no_text_is_copied_once_a_copy_took_longer_than_reading_but_for_the_disk() -> None:
     copied: list[list[int]] = []
 
     def keep(idle: IdleTexts, text: list[int]) -> None:
@@ -83,10 +85,8 @@ def test_no_text_is_copied_once_a_copy_took_longer_than_reading(tmp_path: Path) 
     assert (quick.pays, slow.pays) == (True, False)
     assert copied == [ONE, TWO, ONE]
     assert found(slow, ONE) == (STATE, 100)
-    asked_for = IdleTexts(files=TextFiles(tmp_path, MODEL, 10**6), read_seconds=0.0)
-    keep(asked_for, ONE)
-    keep(asked_for, TWO)
-    assert copied[3:] == [ONE, TWO]
+    slow.put(TWO, lambda: STATE, is_last=True)  # it may go to disk
+    assert found(slow, TWO) == (STATE, 100)
 
 
 def test_a_text_is_restored_only_if_that_is_quicker(tmp_path: Path) -> None:
@@ -126,8 +126,9 @@ def test_a_text_that_may_not_go_to_disk_stays_in_memory_and_replaces_none_that_m
 
 def test_the_texts_used_last_stay_within_the_limit(tmp_path: Path) -> None:
     paths = [write(tmp_path, [n, *ONE], model) for n, model in enumerate((MODEL, OTHER, MODEL))]
+    now = time.time()
     for seconds, path in enumerate(paths):
-        os.utime(path, (seconds, seconds))
+        os.utime(path, (now + seconds - 9, now + seconds - 9))
     size = paths[0].stat().st_size
     idle = kept(tmp_path, max_bytes=3 * size)
     assert found(idle, [0, *ONE]) == (STATE, 101)
@@ -140,6 +141,46 @@ def test_the_texts_used_last_stay_within_the_limit(tmp_path: Path) -> None:
     idle.put([7, *ONE], lambda: bytes(2 * size))  # larger than all of it
     idle.close()
     assert paths[0].exists() and len([*tmp_path.glob("*")]) == 2
+    os.utime(paths[0], (now - 8 * 24 * 3600, now - 8 * 24 * 3600))
+    kept(tmp_path)  # a week later, it goes in any case
+    assert not paths[0].exists() and len([*tmp_path.glob("*")]) == 1
+
+
+def test_a_disk_that_is_too_slow_loses_the_oldest_texts_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculation.idle.files._MAX_UNWRITTEN", 300)
+    monkeypatch.setattr("speculation.idle.files.CLOSE_SECONDS", 0.0)
+    may_write, write_file = threading.Event(), TextFiles._write
+
+    def slow_write(*args: Any) -> None:
+        may_write.wait()
+        write_file(*args)
+
+    monkeypatch.setattr(TextFiles, "_write", slow_write)
+    idle = kept(tmp_path)
+    texts = [[n, *ONE] for n in range(5)]
+    for text in texts:  # the disk takes none; the last stays in main memory
+        idle.put(text, lambda: STATE)
+    assert [found(idle, text)[1] for text in texts] == [101, 101, 0, 0, 101]
+    threading.Timer(0.1, may_write.set).start()
+    idle.close()  # waits for what is being written
+    assert found(kept(tmp_path), texts[0]) == (STATE, 101)
+    assert len([*tmp_path.glob("*")]) == 1
+
+
+def test_the_disk_gets_those_used_last_first_and_in_order(tmp_path: Path) -> None:
+    idle = IdleTexts(files=TextFiles(tmp_path, MODEL, 10**6))
+    for text in (ONE, TWO):
+        idle.put(text, lambda: STATE)
+    written = []
+    files = idle.files
+    assert files is not None
+    idle.close()
+    written = [text.tokens[0] for text in files.texts]
+    assert written == [TWO[0], ONE[0]]
+    used = [text.path.stat().st_mtime_ns for text in files.texts]
+    assert used[0] > used[1]
 
 
 def change(at: int) -> Callable[[Path], None]:
@@ -175,10 +216,17 @@ def test_a_damaged_or_foreign_file_is_ignored_and_removed(
     assert [*tmp_path.glob("*")] == [good]
 
 
-def test_a_folder_that_cannot_be_used_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_told_and_keeps_no_model_from_loading(
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidParameter, match="cannot keep texts in .*keep_texts"):
-        kept(tmp_path / "file")
+    monkeypatch.setattr("speculation.engine.texts_folder", lambda: tmp_path / "file")
+    with Engine.load(tiny_model, EXACT, keep_texts=10) as engine:
+        assert len(engine.submit(ONE[5:], method="ar", max_tokens=3).run().token_ids) == 3
+    assert f"cannot keep texts in {tmp_path / 'file'}: File exists" in caplog.text
 
 
 def test_a_full_disk_loses_the_text_but_no_reply(
@@ -204,6 +252,33 @@ def test_flash_attention_that_may_vary_is_as_for_the_last_text(
         path = write(tmp_path, ONE, identity_of(tiny_model, "f16", flash_attn=on))
         os.utime(path, (9 + on, 9 + on))
         assert [usual("auto"), usual("off")] == [name, "off"]
+
+
+@pytest.mark.parametrize(("n_slots", "n_shared"), [(1, 0), (1, 200), (2, 200)])
+def test_conversations_that_alternate_read_their_new_tails_alone_also_after_a_restart(
+    n_slots: int,
+    n_shared: int,
+    tmp_path: Path,
+    tiny_model: Path,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("speculation.engine.texts_folder", lambda: tmp_path)
+    begun = [9 + i % 70 for i in range(n_shared)]
+    texts = {step: [*begun, *(7 + i * step % 90 for i in range(1, 101))] for step in (1, 3, 7)}
+    written, unread = [], []
+    for _ in range(2):
+        with Engine.load(tiny_model, EXACT, parallel=n_slots, keep_texts=10) as kept:
+            for step in (1, 3, 7) * 2:
+                before, prompt = len(texts[step]), [*texts[step], 5, 6]
+                reply = kept.submit(prompt, method="ar", max_tokens=9).run()
+                unread.append(before - reply.stats.n_reused)
+                written.append((prompt, reply.token_ids))
+                texts[step] = [*prompt, *reply.token_ids]
+    assert unread == [100 + n_shared, 100, 100, *[1] * 9]  # the last token was never read
+    for prompt, tokens in written:
+        engine.call(lambda: engine.cache.truncate(0))
+        assert engine.generate(prompt, method="ar", max_tokens=9).run().token_ids == tokens
 
 
 def test_a_restarted_engine_goes_on_with_a_text_on_disk(

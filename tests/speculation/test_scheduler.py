@@ -8,17 +8,19 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batching.errors import CacheFull, InvalidParameter, PromptTooLong
+from batching.errors import CacheFull, EngineInUse, InvalidParameter, PromptTooLong
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.slots import Slots
 from batching.target import Output
 from batching.together import Coroutine, Running, Work, advance, run
+from speculation import places
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.methods import parse_method
@@ -100,6 +102,33 @@ def test_a_beginning_that_several_requests_bring_at_once_is_read_once(parallel: 
     # The end of a prompt is read with the first draft, so a wait for it would not end.
     again = parallel.generate_batch([[*prompt, 5], [*prompt, 5]], method="ar", max_tokens=3)
     assert again[0].token_ids == again[1].token_ids == every[0].token_ids[:3]
+
+
+def test_prompts_that_wait_for_another_are_compared_with_it_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    compare = places.common_prefix
+
+    def counting(a: Sequence[object], b: Sequence[object]) -> int:
+        compared.append(len(b))
+        return compare(a, b)
+
+    monkeypatch.setattr(places, "common_prefix", counting)
+    prompt = [9 + i % 70 for i in range(400)]
+    with Engine.load(tiny_model, EXACT, parallel=4) as engine:
+        monkeypatch.setattr(engine._scheduler, "_long_prompts", None)
+        monkeypatch.setattr(engine._scheduler, "_chunk", lambda *_: 8)  # 50 steps
+        steps: list[int] = []
+        every = engine._driver.call(  # they begin with the same step
+            lambda: [
+                engine.submit([*prompt, last], max_tokens=9, progress=lambda n, _: steps.append(n))
+                for last in range(5, 9)
+            ]
+        )
+        reused = [one.run().stats.n_reused for one in every]
+    assert reused == [0, 400, 400, 400] and len(steps) > 50
+    assert len(compared) <= 2 * 3  # when they come, and when they begin
 
 
 def test_a_prompt_is_read_in_large_pieces_after_texts_that_drafted_together(
@@ -233,6 +262,73 @@ def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
 
     found = asyncio.run(both())
     assert found == [one.text for one in parallel.generate_batch((PROMPT, "a dog"), max_tokens=20)]
+
+
+def test_a_text_that_was_read_ends_at_once_for_every_later_reader(parallel: Engine) -> None:
+    async def read(text: Text) -> str:
+        return "".join([token.text async for token in text])
+
+    def read_here(text: Text) -> str:
+        return "".join(token.text for token in text)
+
+    def read_there(text: Text) -> str:
+        return asyncio.run(read(text))
+
+    for first, second in itertools.product((read_here, read_there), repeat=2):
+        text = parallel.submit(PROMPT, method="ar", max_tokens=9)
+        assert first(text) == text.text
+        assert second(text) == second(text) == ""
+        failing = parallel.submit(PROMPT, method="ar", progress=lambda *_: 1 // 0)
+        for reader in (first, second):
+            with pytest.raises(ZeroDivisionError):
+                reader(failing)
+
+
+def test_a_second_reader_in_an_event_loop_is_told_and_takes_nothing(parallel: Engine) -> None:
+    async def both() -> int:
+        text = parallel.submit(PROMPT, method="ar", sampling=endless(parallel), max_tokens=400)
+        n = 0
+        async for _ in text:
+            if not n:
+                reader = aiter(text)
+                with pytest.raises(EngineInUse, match="are being read by another reader"):
+                    await anext(reader)
+            n += 1
+        return n
+
+    assert asyncio.run(both()) == 400
+
+
+def test_threads_that_read_a_text_at_once_share_its_tokens(parallel: Engine) -> None:
+    text = parallel.submit(PROMPT, method="ar", max_tokens=30)
+    with ThreadPoolExecutor(3) as threads:
+        taken = [*threads.map(lambda _: list(text), range(3))]
+    assert sum(map(len, taken)) == 30 and text.finish_reason == "length"
+
+
+def test_ctrl_c_in_a_batch_ends_all_of_its_texts(
+    parallel: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(text: Text) -> Text:
+        raise KeyboardInterrupt
+
+    started: list[Text] = []
+    submit = parallel._scheduler.submit
+    monkeypatch.setattr(
+        parallel._scheduler, "submit", lambda text: started.append(text) or submit(text)
+    )
+    endless_text = {"sampling": endless(parallel)}
+    for stop, prompts, error in (
+        (interrupt, [PROMPT] * 6, KeyboardInterrupt),
+        (Text.run, [PROMPT, PROMPT, []], InvalidParameter),
+    ):
+        started.clear()
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(Text, "run", stop)
+            parallel.generate_batch(prompts, **endless_text)
+        assert started and [text.run().finish_reason for text in started] == (
+            ["cancelled"] * len(started)
+        )
 
 
 def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(

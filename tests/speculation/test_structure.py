@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
-import numpy as np
 import pytest
 
 from batching.errors import GrammarError
-from batching.llama.sampler import draw
 from batching.tree import TokenTree
 from speculation.engine import Engine
 from speculation.gbnf import gbnf_to_lark
 from speculation.json_schema import followed
-from speculation.sampling import SamplingParams
+from speculation.sampling import SamplingParams, TokenLogprobs
 from speculation.stats import Stats
 from speculation.structure import Structure, Structures
 from tests.support.exact import PROMPT, same_texts
@@ -215,25 +214,26 @@ def test_text_ends_no_sooner_than_it_should(engine: Engine) -> None:
     assert (complete.text, complete.finish_reason) == ("xy", "stop")
 
 
-def test_draws_follow_the_softmax_and_stay_when_the_logits_hardly_change() -> None:
-    ids = np.array([3, 7, 100, 4000])
-    logits = np.log(np.array([0.5, 0.25, 0.15, 0.1])).astype(np.float32)
-    moved = logits + np.array([0.001, -0.001, 0.001, -0.001], np.float32)
-    chosen = [draw(ids, logits, 5, n) for n in range(20_000)]
-    shares = np.bincount(chosen) / 20_000
-    np.testing.assert_allclose(shares, [0.5, 0.25, 0.15, 0.1], atol=0.012)
-    again = [draw(ids, moved, 5, n) for n in range(20_000)]
-    assert sum(a != b for a, b in zip(chosen, again, strict=True)) < 40
-    other = [draw(ids, logits, 6, n) for n in range(100)]
-    assert sum(a != b for a, b in zip(chosen[:100], other, strict=True)) > 30
+def test_probabilities_after_greedy_sampling_are_those_of_what_the_grammar_allows(
+    engine: Engine,
+) -> None:
+    for sampling in ({}, {"repeat_penalty": 1.2}):
+        text = engine.generate(
+            "a",
+            sampling={"regex": "(xy|zy)+", **sampling},
+            max_tokens=4,
+            logprobs=2,
+            post_sampling=True,
+        ).run()
+        expected = [TokenLogprobs(0.0, ((token, 0.0),)) for token in text.token_ids]
+        assert text.logprobs[:4] == expected and len(expected) == 4
 
 
-def test_a_token_that_is_hardly_likely_is_drawn_as_often_as_it_should_be() -> None:
-    ids = np.arange(20_001)
-    logits = np.full(20_001, -14.0, np.float32)
-    logits[0] = 0.0  # the others have a share of 1.6% together
-    found = [draw(ids, logits, 1, n) for n in range(5000)]
-    assert 55 < sum(index > 0 for index in found) < 110
-    some = np.arange(0, 20_001, 2)  # what is left out does not change the noise of the others
-    for n in (n for n, index in enumerate(found) if index % 2 == 0):
-        assert some[draw(some, logits[some], 1, n)] == found[n]
+def test_a_bias_that_forbids_all_that_a_grammar_allows_is_an_error_that_says_so(
+    engine: Engine,
+) -> None:
+    token = engine.generate("a", sampling={"regex": "x"}).run().token_ids[0]
+    for temperature in (0.0, 1.0):
+        sampling = {"regex": "x", "logit_bias": {token: -inf}, "temperature": temperature}
+        with pytest.raises(GrammarError, match="logit_bias forbids all tokens"):
+            engine.generate("a", sampling=sampling).run()
