@@ -158,14 +158,17 @@ def _either(alternatives: list[list[Part]]) -> list[Part]:
 
 def _terminals(rules: dict[str, list[Part]]) -> set[str]:
     """The rules that describe a regular expression: without tokens, and without recursion."""
-    found: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, parts in rules.items()
-            if name not in found
-            and all(kind != "token" and (kind != "name" or text in found) for kind, text in parts)
-        }
-        if not more:
-            return found
-        found |= more
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    n_open = dict.fromkeys(rules, 0)  # rules that each uses, and that are not found yet
+    for name, parts in rules.items():
+        for used in {text for kind, text in parts if kind == "name"}:
+            users[used].append(name)
+            n_open[name] += 1
+        n_open[name] += any(kind == "token" for kind, _ in parts)
+    found = [name for name, n in n_open.items() if n == 0]
+    for name in found:  # which grows
+        for user in users[name]:
+            n_open[user] -= 1
+            if n_open[user] == 0:
+                found.append(user)
+    return set(found)

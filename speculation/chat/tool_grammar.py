@@ -28,6 +28,7 @@ from speculation.chat.tools import (
     types_of,
 )
 from speculation.json_schema import followed, tell
+from speculation.sandbox import one_limit, problem_of
 
 _TEXT = r"/(.|\n)*/"
 _GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
@@ -35,6 +36,7 @@ _SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in eve
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
+@one_limit()
 def reply_grammar(
     special: Callable[[str], int | None],
     format_: ToolFormat | None = None,
@@ -459,8 +461,8 @@ def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> s
         inner = fields["pattern"].removeprefix("^")
         inner = inner[:-1] if not end else inner
         pattern = _regex(f"{start}({inner}){end}")
-        problem = LLMatcher.validate_grammar(f"%llguidance {{}}\nstart: {pattern}")
-        if not problem:
+        grammar = LLMatcher.grammar_from_lark(f"%llguidance {{}}\nstart: {pattern}")
+        if not problem_of(grammar):
             found.append(pattern)
         elif strict:
             raise InvalidParameter(f"{where}: {fields['pattern']!r:.80} cannot be followed")
