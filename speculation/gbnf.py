@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 
 from batching.errors import GrammarError
@@ -128,7 +129,9 @@ def _class_item(item: str) -> str:
 def _characters(text: str) -> Iterable[str]:
     for item in re.findall(rf"{_ESCAPE}|.", text, re.DOTALL):
         if len(item) > 2:
-            yield chr(int(item[2:], 16))
+            if (code := int(item[2:], 16)) > sys.maxunicode:
+                raise ValueError(f"{item} is beyond Unicode")
+            yield chr(code)
         else:
             yield _NAMED.get(item[1], item[1]) if len(item) == 2 else item
 

@@ -86,7 +86,7 @@ class Sandbox:
         """The names of the variables that a template reads. Raises as ``render`` does."""
         return frozenset(self._ask({"template": template}, SECONDS, _template_exceeded)["names"])
 
-    def try_grammar(self, grammar: str, special: Mapping[str, int], n_vocab: int) -> str:
+    def try_grammar(self, grammar: str, special: Mapping[str, int] | None, n_vocab: int) -> str:
         """As ``problem_of``."""
         checkpoint()
         if len(grammar) > MOST_GRAMMAR:
@@ -95,7 +95,7 @@ class Sandbox:
         with one_limit():
             assert _time.left is not None
             if _time.left <= 0:
-                raise _grammar_exceeded(f"took longer than {GRAMMAR_SECONDS:g} s")
+                raise _grammar_exceeded(f"took longer than {GRAMMAR_SECONDS:.2g} s")
             answer = self._ask(request, _time.left, _grammar_exceeded)
             _time.left -= answer["seconds"]
         problem: str = answer["problem"]
@@ -123,7 +123,7 @@ class Sandbox:
         with self._taken() as process:
             answer = process.exchange(line, seconds * _WAIT)
         if answer == {"exceeded": "time"}:
-            raise exceeded(f"took longer than {seconds:g} s")
+            raise exceeded(f"took longer than {seconds:.2g} s")
         if answer == {"exceeded": "characters"}:
             raise exceeded(f"made more than {characters:,} characters")
         if answer == {"exceeded": "memory"}:
@@ -251,10 +251,12 @@ atexit.register(SANDBOX.close)
 
 
 @lru_cache(maxsize=64)
-def problem_of(grammar: str, special: tuple[tuple[str, int], ...] = (), n_vocab: int = 0) -> str:
+def problem_of(
+    grammar: str, special: tuple[tuple[str, int], ...] | None = None, n_vocab: int = 0
+) -> str:
     """What is wrong with a grammar in llguidance's form; empty if nothing is.
 
-    ``special`` are the tokens with names that it may use, ``n_vocab`` more than the highest id in
-    it. Raises GrammarError if a text cannot be begun within the limits.
+    With ``special``, the tokens by name that it may use, it is tried whether a text can be begun;
+    ``n_vocab`` is more than the highest id in it. Raises GrammarError if a limit is exceeded.
     """
-    return SANDBOX.try_grammar(grammar, dict(special), n_vocab)
+    return SANDBOX.try_grammar(grammar, special if special is None else dict(special), n_vocab)

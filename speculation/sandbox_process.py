@@ -5,10 +5,10 @@ from this project, so that it starts quickly, and it exits at the end of its inp
 
 A request has the limits ``seconds`` (of a processor), ``memory`` (bytes) and ``characters``. With a
 ``template`` and ``variables``, the answer is the rendered ``text``; without variables, the
-``names`` of those that the template reads. With a ``grammar``, the ids of ``special`` tokens and
-``n_vocab``, the answer is its ``problem``, empty if it has none, and the ``seconds`` that took. If
-that fails, the answer is ``error``, a message, or ``exceeded``, the name of the limit; what takes
-too long ends the process. The first line of output is "ready".
+``names`` of those that the template reads. With a ``grammar``, the answer is its ``problem``, empty
+if it has none, and the ``seconds`` that took; with the ids of ``special`` tokens and ``n_vocab``, a
+text is begun, too. If that fails, the answer is ``error``, a message, or ``exceeded``, the name of
+the limit; what takes too long ends the process. The first line of output is "ready".
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def main() -> None:
         _write("ready")
         for line in sys.stdin.buffer:
             request = json.loads(line, object_hook=_with_arguments)
+            if "grammar" in request:
+                import llguidance  # noqa: F401 - before the time counts
             # If the parent has died, nobody else stops a template in an endless loop.
             faulthandler.dump_traceback_later(_WATCH_SECONDS, exit=True, file=nowhere)
             _limit_time(request["seconds"])
@@ -119,8 +121,7 @@ def main() -> None:
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if "grammar" in request:
-            vocabulary = tuple(request["special"].items()), request["n_vocab"]
-            return _in_thread(lambda: _try_grammar(request["grammar"], _tokenizer(*vocabulary)))
+            return _in_thread(lambda: _try_grammar(**request))
         if "variables" in request:
             return _render(request["template"], request["variables"], request["characters"])
         syntax = _environment.parse(request["template"])
@@ -147,12 +148,19 @@ def _render(template: str, variables: dict[str, Any], characters: int) -> dict[s
     return {"text": "".join(pieces)}
 
 
-def _try_grammar(grammar: str, tokenizer: Any) -> dict[str, Any]:
-    """Compile it, and begin a text, as the engine does, but byte by byte."""
+def _try_grammar(
+    grammar: str, special: dict[str, int] | None, n_vocab: int, **_: Any
+) -> dict[str, Any]:
+    """Read it; unless ``special`` is None, also compile it and begin a text, as the engine does,
+    but byte by byte."""
     from llguidance import LLMatcher
 
     start = time.process_time()
-    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    if special is None:
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        seconds = time.process_time() - start
+        return {"problem": messages[0] if is_error else "", "seconds": seconds}
+    matcher = LLMatcher(_tokenizer(tuple(special.items()), n_vocab), grammar, log_level=0)
     compiled = time.process_time()
     for step in (matcher.compute_ff_tokens, matcher.compute_logit_bias):
         if not matcher.is_error():
@@ -160,7 +168,7 @@ def _try_grammar(grammar: str, tokenizer: Any) -> dict[str, Any]:
     end = time.process_time()
     problem = matcher.get_error()
     if end - compiled > _STEP_SECONDS:
-        problem = f"a step takes {end - compiled:.2g} s"
+        problem = f"its first token takes {end - compiled:.2g} s"
     return {"problem": problem, "seconds": end - start}
 
 

@@ -30,6 +30,7 @@ from speculation.chat.tools import (
 from speculation.json_schema import followed, tell
 from speculation.sandbox import one_limit, problem_of
 
+MOST_ARGUMENTS = 500  # of a tool, or properties of an object, with something between two
 _TEXT = r"/(.|\n)*/"
 _GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
 _SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in every form
@@ -411,6 +412,10 @@ def _sequence(parts: Sequence[tuple[str, bool]], between: str) -> str:
     """Parts in a row, each a rule and whether it must be there, with ``between`` between two."""
     if not between:
         return " ".join(body if needed else f"({body})?" for body, needed in parts)
+    if len(parts) > MOST_ARGUMENTS:  # each is followed by all that come after it
+        raise InvalidParameter(
+            f"a tool has {len(parts):,} arguments of {MOST_ARGUMENTS} at most; give fewer"
+        )
     options = []
     for i, (body, needed) in enumerate(parts):
         more = [f"({between} {b})" + ("" if n else "?") for b, n in parts[i + 1 :]]
