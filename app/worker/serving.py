@@ -51,9 +51,9 @@ CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
 THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2, "grammar": 1}
 # What may take long to prepare, and the others do not wait for: so many bytes of a request, and
-# grammars, or schemas with patterns or with parts that hold together.
+# grammars, schemas with patterns or with parts that hold together, or marks to look for.
 LARGE = 2**18
-HARD = re.compile(r'"(?:grammar|regex|pattern|patternProperties|allOf)\\*":')
+HARD = re.compile(r'"(?:dry_breakers|grammar|regex|pattern|patternProperties|allOf)\\*":')
 HOLD_SECONDS = 30.0
 _MOST_ROWS = 8  # whose cost ``Done`` tells
 

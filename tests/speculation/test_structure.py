@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 
@@ -137,6 +138,33 @@ def test_a_schema_is_read_once_in_the_thread_that_asks(
     schema = {"type": "boolean"}
     engine.generate(PROMPT, sampling={"json_schema": schema}, max_tokens=9).run()
     assert threads == [threading.current_thread()]
+
+
+def test_breakers_are_looked_for_once_in_the_thread_that_asks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    make = C.llama_sampler_init_dry
+
+    def recorded(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return make(*arguments)
+
+    monkeypatch.setattr(C, "llama_sampler_init_dry", recorded)
+    again = PROMPT * 3
+    plain = engine.generate(again, max_tokens=30).run().text
+    texts = [
+        engine.generate(
+            again,
+            max_tokens=30,
+            sampling=SamplingParams(dry_multiplier=9.0, dry_breakers=breakers),
+        )
+        .run()
+        .text
+        for breakers in (("\x07",), ("\x07",), tuple(sorted({*plain})[:16]))
+    ]
+    assert threads == 2 * [threading.current_thread()]
+    assert texts[0] == texts[1] != plain and texts[2] != texts[0]
 
 
 def test_what_a_structure_forces_is_drafted_and_accepted(engine: Engine) -> None:
