@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import cache
 
@@ -23,9 +24,10 @@ from app.guard import LARGEST_BODY, WILDCARDS, Guard, Names
 
 PORTS = range(7860, 7960)  # tried in turn
 MOST_CONNECTIONS = 1000
-QUEUE = 128  # connections that the system keeps until they are accepted
+QUEUE = 1024  # connections that the system keeps until they are accepted
 OTHER_FILES = 200  # that the process may have open, beside connections
-SILENT_SECONDS = 60.0  # that a connection may stay silent before its request is complete
+SLOW_SECONDS = 60.0  # in which …
+SLOWEST = 1000  # … a request comes, or so many bytes of it a second
 
 
 def endpoint(service: Service) -> FastAPI:
@@ -90,36 +92,76 @@ def address(host: str, listening: socket.socket) -> str:
 
 
 class Connection(H11Protocol):
-    """A client's connection. Closed if it asks for nothing, or to make room for another one: a
+    """A client's connection. Closed if its client is too slow, or to make room for another one: a
     process that can open no more files serves nobody."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self._began = self._heard = self.loop.time()  # the request; anything of it
+        self._n_bytes = self._n_new = 0  # of the request; of it since the last check
+        self._stuck: float | None = None  # since when the client does not read
         super().connection_made(transport)
-        self._since = self._heard = self.loop.time()
-        self.loop.call_later(SILENT_SECONDS, self._close_if_silent)
-        most = min(MOST_CONNECTIONS, max(1, open_files() - OTHER_FILES))
-        if len(self.connections) > most:
-            open_ = [one for one in self.connections if isinstance(one, Connection)]
-            idle = [one for one in open_ if one.is_idle and not one.transport.is_closing()]
-            min(idle, key=lambda one: one._since).transport.close()
+        self.loop.call_later(SLOW_SECONDS, self._check)
+        if len(self.connections) > min(MOST_CONNECTIONS, max(1, open_files() - OTHER_FILES)):
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
+        if not self._n_bytes:
+            self._began = self._heard
+        self._n_bytes += len(data)
+        self._n_new += len(data)
         super().data_received(data)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has no request, or has answered the last one."""
-        return not self.cycle or self.cycle.response_complete
+    def on_response_complete(self) -> None:
+        self._n_bytes = 0
+        super().on_response_complete()
 
-    def _close_if_silent(self) -> None:
-        silent = self.loop.time() - self._heard
-        if silent >= SILENT_SECONDS and (not self.cycle or self.cycle.more_body):
-            self.transport.close()
-        elif not self.transport.is_closing():
-            again = max(SILENT_SECONDS - silent, SILENT_SECONDS / 10)
-            self.loop.call_later(again, self._close_if_silent)
+    def pause_writing(self) -> None:
+        self._stuck = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stuck = None
+        super().resume_writing()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no whole request that waits for its answer."""
+        return not self.cycle or self.cycle.response_complete or self.cycle.more_body
+
+    def _make_room(self) -> None:
+        """Close some idle connections, else a stream that its client can ask for again.
+
+        They are those of the address with the most connections, and of these the ones that were
+        silent longest: an upload goes on while others only hold their place.
+        """
+        open_ = [one for one in self.connections if isinstance(one, Connection)]
+        n_of = Counter(one._address for one in open_)
+        others = [one for one in open_ if one is not self and not one.transport.is_closing()]
+        found = [one for one in others if one._is_idle]
+        found = found or [one for one in others if one.cycle.scope["method"] == "GET"]
+        found.sort(key=lambda one: (-n_of[one._address], one._heard))
+        for one in found[: 1 + len(found) // 20] or [self]:
+            one.transport.close() if one._is_idle else one.transport.abort()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _check(self) -> None:
+        """Close the connection if its client sends, or reads, too slowly."""
+        if self not in self.connections:
+            return  # it is closed
+        now = self.loop.time()
+        has_begun = not self.cycle or self.cycle.more_body or self._n_bytes > 0
+        is_slow = self._n_new < SLOW_SECONDS * SLOWEST and now - self._began >= SLOW_SECONDS
+        is_stuck = self._stuck is not None and now - self._stuck >= SLOW_SECONDS
+        if (self._is_idle and has_begun and is_slow) or is_stuck:
+            self.transport.abort()
+            return
+        self._n_new = 0
+        self.loop.call_later(SLOW_SECONDS, self._check)
 
 
 @cache

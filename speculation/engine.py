@@ -29,7 +29,7 @@ from speculation.registry import default_model
 from speculation.registry.conversion import model_file
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
-from speculation.sampling import SamplingParams, TokenLogprobs
+from speculation.sampling import SamplingParams, TokenLogprobs, prepare_sampler
 from speculation.scheduler import Scheduler
 from speculation.scored_text import ScoredText, needs_scored_text
 from speculation.settings import Settings, as_method, request_for, tokens_of
@@ -241,6 +241,7 @@ class Engine:
     def start(self, request: Request) -> Text:
         """Queue a request. As ``generate``. Raises GrammarError."""
         self._driver.check_open()
+        prepare_sampler(request.sampling, self.model, self.context.n_ctx)
         structure = self._runtime.structures.start(request.sampling)
         reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
         kind = ScoredText if needs_scored_text(request) else Text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 
 from batching.errors import GrammarError
@@ -128,7 +129,9 @@ def _class_item(item: str) -> str:
 def _characters(text: str) -> Iterable[str]:
     for item in re.findall(rf"{_ESCAPE}|.", text, re.DOTALL):
         if len(item) > 2:
-            yield chr(int(item[2:], 16))
+            if (code := int(item[2:], 16)) > sys.maxunicode:
+                raise ValueError(f"{item} is beyond Unicode")
+            yield chr(code)
         else:
             yield _NAMED.get(item[1], item[1]) if len(item) == 2 else item
 
@@ -158,14 +161,17 @@ def _either(alternatives: list[list[Part]]) -> list[Part]:
 
 def _terminals(rules: dict[str, list[Part]]) -> set[str]:
     """The rules that describe a regular expression: without tokens, and without recursion."""
-    found: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, parts in rules.items()
-            if name not in found
-            and all(kind != "token" and (kind != "name" or text in found) for kind, text in parts)
-        }
-        if not more:
-            return found
-        found |= more
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    n_open = dict.fromkeys(rules, 0)  # rules that each uses, and that are not found yet
+    for name, parts in rules.items():
+        for used in {text for kind, text in parts if kind == "name"}:
+            users[used].append(name)
+            n_open[name] += 1
+        n_open[name] += any(kind == "token" for kind, _ in parts)
+    found = [name for name, n in n_open.items() if n == 0]
+    for name in found:  # which grows
+        for user in users[name]:
+            n_open[user] -= 1
+            if n_open[user] == 0:
+                found.append(user)
+    return set(found)

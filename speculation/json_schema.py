@@ -15,6 +15,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from batching.errors import GrammarError
+from speculation.sandbox import one_limit, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ _RELAXED = (*_OF_TEXTS, "not", "if", "then", "else", "contains", "minContains", 
             "unevaluatedProperties", "multipleOf")  # fmt: skip
 
 
+@one_limit()
 def followed(schema: str | Schema, *, strict: bool = False) -> tuple[dict[str, Any], list[str]]:
     """``schema`` as llguidance takes it, and what of it is not enforced.
 
@@ -90,11 +92,15 @@ def _styled(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "x-guidance": _OPTIONS}
 
 
+def reason(problem: str) -> str:
+    """What llguidance says, without the state of its parser."""
+    return " ".join(problem.split("<state>")[0].split("\n\n")[0].split())[:300]
+
+
 def _problem(schema: Mapping[str, Any]) -> str:
     """Why llguidance does not take ``schema``; empty if it does."""
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(_styled(schema)))
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return " ".join(messages[0].split("\n\n")[0].split())[:300] if is_error else ""
+    return reason(problem_of(grammar))
 
 
 def _relaxed(schema: Any, path: str, left_out: list[str]) -> Any:

@@ -11,10 +11,12 @@ import numpy as np
 
 from batching.errors import InvalidParameter, check_ranges
 from batching.llama.model import Model
-from batching.llama.sampler import Constraint, GreedySampler, Ids, SamplerChain
+from batching.llama.sampler import Constraint, GreedySampler, Ids, SamplerChain, dry_link
 from batching.target import Output, Sampler
 from batching.tree import Floats
 from speculation.verify import draw
+
+MOST_BREAKERS = 16  # llama.cpp reads the whole vocabulary for each
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class SamplingParams:
                 ("min_tokens", 0, 2**31 - 1),
             ),
         )
+        if (n := len(self.dry_breakers)) > MOST_BREAKERS:
+            raise InvalidParameter(
+                f"{{dry_breakers}} has {n} texts; give at most {MOST_BREAKERS}",
+                settings=("dry_breakers",),
+            )
         if sum(one is not None for one in (self.grammar, self.regex, self.json_schema)) > 1:
             raise InvalidParameter("grammar, regex and json_schema exclude each other; give one")
         for token, value in self.logit_bias.items():
@@ -177,13 +184,7 @@ def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> Sa
             params.presence_penalty,
         )
     if params.dry_multiplier:
-        chain.dry(
-            params.dry_multiplier,
-            params.dry_base,
-            params.dry_allowed_length,
-            _window(params.dry_last_n, n_ctx),
-            params.dry_breakers,
-        )
+        chain.dry(*_dry(params, n_ctx))
     if params.temperature == 0:
         return chain.greedy()
     if params.mirostat:
@@ -205,6 +206,18 @@ def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> Sa
     if params.xtc_probability > 0:
         chain.xtc(params.xtc_probability, params.xtc_threshold, params.seed)
     return chain.draw(params.seed, params.temperature)
+
+
+def prepare_sampler(params: SamplingParams, model: Model, n_ctx: int) -> None:
+    """Make what takes long to make of ``make_sampler``'s sampler, in the thread that asks."""
+    if params.dry_multiplier:
+        dry_link(model, *_dry(params, n_ctx))
+
+
+def _dry(params: SamplingParams, n_ctx: int) -> tuple[float, float, int, int, tuple[str, ...]]:
+    last_n = _window(params.dry_last_n, n_ctx)
+    fields = params.dry_multiplier, params.dry_base, params.dry_allowed_length
+    return *fields, last_n, tuple(params.dry_breakers)
 
 
 def _window(last_n: int, n_ctx: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,12 +24,14 @@ from batching.llama.sampler import Ids
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter
 from speculation.gbnf import gbnf_to_lark
-from speculation.json_schema import followed, tell
+from speculation.json_schema import followed, reason, tell
 from speculation.sampling import SamplingParams
+from speculation.sandbox import one_limit, problem_of
 
 log = logging.getLogger(__name__)
 
 _KEPT = 64  # grammars that are ready to use again
+_NAMED = re.compile(r"<[^<>\s]+>")  # a token by its text
 LARK = "%llguidance"  # a grammar that starts with it is Lark, any other one is GBNF
 
 
@@ -48,8 +51,11 @@ class Structures:
 
         Raises GrammarError. Takes long for a large schema, so not in the engine's thread.
         """
-        grammar = grammar_of(sampling)
-        return None if grammar is None else Structure(self._matcher(grammar).deep_copy(), self._end)
+        with one_limit():
+            grammar = grammar_of(sampling)
+            if grammar is None:
+                return None
+            return Structure(self._matcher(grammar).deep_copy(), self._end)
 
     def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
@@ -58,10 +64,14 @@ class Structures:
                 return matcher
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._model)
-        # Its limits end a hostile grammar within a second or so.
+        names = {name: self._model.marks.get(name) for name in _NAMED.findall(grammar)}
+        special = tuple((name, token) for name, token in names.items() if token is not None)
+        n_vocab = self._model.n_vocab if "<[" in grammar else 0
+        if problem := reason(problem_of(grammar, special, n_vocab)):
+            raise GrammarError(f"the grammar cannot be used: {problem}")
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"the grammar cannot be used: {_reason(matcher)}")
+            raise GrammarError(f"the grammar cannot be used: {reason(matcher.get_error())}")
         for warning in matcher.get_grammar_warnings():
             log.warning("a grammar: %s", warning)
         with self._lock:
@@ -150,7 +160,7 @@ class Structure:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot go on: {_reason(self._matcher)}")
+            raise GrammarError(f"the grammar cannot go on: {reason(self._matcher.get_error())}")
 
 
 class ForcedTokens(Drafter):
@@ -212,8 +222,3 @@ def _tokenizer(model: Model) -> LLTokenizer:
     wrapper = TokenizerWrapper(_Vocabulary(model))
     ends: Any = sorted(model.ends) or [0]
     return LLTokenizer(wrapper, n_vocab=model.n_vocab, eos_token=ends)
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """What llguidance says, without the state of its parser."""
-    return " ".join(matcher.get_error().split("<state>", 1)[0].split())[:300]

@@ -15,11 +15,11 @@ from pydantic import BeforeValidator, Field, StrictInt, model_validator
 from app.api.body import Posted
 from app.api.errors import ApiError
 from app.worker.wording import REQUEST
+from speculation.sampling import MOST_BREAKERS
 
 MOST_CHOICES = 64
 # More of these hold up other requests.
 MOST_STOPS, LONGEST_STOP = 128, 500
-MOST_BREAKERS = 16  # each is compared with the whole vocabulary
 MOST_BIASES = 1024
 MOST_LISTED = 1024  # texts to choose from, parts of a message, tools
 

@@ -60,7 +60,7 @@ def main() -> None:
             outbox.close(1.0)
             os._exit(0 if has_ended else 1)
         else:
-            serving.take_in(number, message, len(text))
+            serving.take_in(number, message, text)
     os._exit(0)  # the parent has gone
 
 

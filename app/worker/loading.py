@@ -52,10 +52,10 @@ TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at mo
 class Job:
     """A request and where its events go. The first of ``LAST`` ends it; later events are dropped.
 
-    lane       which threads work on it: ``load``, ``prepare``, or ``large`` for what may take long
+    lane       which threads work on it: ``load``, ``embed``, ``prepare``, or ``large`` or
+               ``grammar`` for what may take long
     text       of a reply, in the engine; None before
     n_ahead    how many others must end before it starts, as last told
-    lane       which threads take it
     is_taken   whether a thread works on it, or the engine
     has_begun  whether it has the engine: a load goes on, a reply has a slot
     """
@@ -65,15 +65,13 @@ class Job:
         number: int,
         message: ModelSpec | ChatRequest | Question,
         pass_on: Callable[[Event], object],
-        *,
-        is_large: bool = False,
+        lane: str = "prepare",
     ) -> None:
         self.number = number
         self.message: Any = message
         self.is_load = isinstance(message, ModelSpec | Unload)
         self.is_reply = isinstance(message, ChatRequest)
-        is_embedding = isinstance(message, Embed)
-        lane = "embed" if is_embedding else "large" if is_large else "prepare"
+        lane = "embed" if isinstance(message, Embed) else lane
         self.lane = "load" if self.is_load else lane
         self.text: Text | None = None
         self.n_ahead = 0

@@ -1,12 +1,14 @@
 """The engine and the requests to it. The engine's queue is the only one in which a reply waits.
 
-A few threads prepare requests and answer questions, others those that are large; one loads models;
-the engine has its own. A load waits until no reply runs. New replies wait for it while it goes on,
-and before that in every second half minute, so that it comes to its turn.
+A few threads prepare requests and answer questions, others those that are large or that have a
+grammar that may be hard to read; one loads models; the engine has its own. A load waits until no
+reply runs. New replies wait for it while it goes on, and before that in every second half minute,
+so that it comes to its turn.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -47,8 +49,11 @@ from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
-THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2}
-LARGE = 2**18  # bytes of a request; it may take long, and the others do not wait for it
+THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2, "grammar": 1}
+# What may take long to prepare, and the others do not wait for: so many bytes of a request, and
+# grammars, schemas with patterns or with parts that hold together, or marks to look for.
+LARGE = 2**18
+HARD = re.compile(r'"(?:dry_breakers|grammar|regex|pattern|patternProperties|allOf)\\*":')
 HOLD_SECONDS = 30.0
 _MOST_ROWS = 8  # whose cost ``Done`` tells
 
@@ -92,13 +97,15 @@ class Serving:
             return replace(self._totals, running=running, n_waiting=len(replies) - len(running))
 
     def take_in(
-        self, number: int, message: ModelSpec | ChatRequest | Question, n_bytes: int = 0
+        self, number: int, message: ModelSpec | ChatRequest | Question, text: str = ""
     ) -> None:
         """Do what the message with this number asks for. ``wire`` lists the events.
 
-        ``n_bytes`` is its size.
+        ``text`` is its written form.
         """
-        job = Job(number, message, partial(self._send, number), is_large=n_bytes > LARGE)
+        lane = "grammar" if HARD.search(text, 0, LARGE) else "prepare"
+        lane = "large" if len(text) > LARGE else lane
+        job = Job(number, message, partial(self._send, number), lane)
         with self._changed:
             if self._is_closed:
                 job.fail(QueueFull("the engine is closed"))

@@ -29,7 +29,7 @@ from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.hardware import choose_cuda_graphs
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
-from batching.llama.native import NativeModel
+from batching.llama.native import Native, NativeModel
 from batching.llama.tokenizer import Tokenizer
 from batching.tree import NO_LIMIT
 
@@ -91,6 +91,7 @@ class Model:
         stops the load.
         """
         self.path = Path(path)
+        self.dry_links: dict[tuple[Any, ...], Native] = {}  # see ``sampler.dry_link``
         files = check_model_file(self.path, private_api.LIMITS)
         initialise()
         clear_log()

@@ -22,6 +22,7 @@ from batching.llama.native import Native
 from batching.target import Output
 from batching.tree import Floats
 
+_MOST_LINKS = 256  # as many as texts may wait
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -146,12 +147,8 @@ class SamplerChain:
     ) -> SamplerChain:
         """DRY: penalise tokens that would extend a repetition longer than ``allowed_length``."""
         self.has_memory = True
-        texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
-        return self._add(
-            C.llama_sampler_init_dry(
-                self.model.vocab, multiplier, base, allowed_length, last_n, texts, len(breakers)
-            )
-        )
+        link = dry_link(self.model, multiplier, base, allowed_length, last_n, tuple(breakers))
+        return self._add(C.llama_sampler_clone(link.handle))
 
     def top_k(self, k: int) -> SamplerChain:
         return self._add(C.llama_sampler_init_top_k(k))
@@ -327,6 +324,26 @@ class SamplerChain:
     def close(self) -> None:
         """Free the chain. Idempotent."""
         self._chain = self._last = None
+
+
+def dry_link(
+    model: Model,
+    multiplier: float,
+    base: float,
+    allowed_length: int,
+    last_n: int,
+    breakers: tuple[str, ...],
+) -> Native:
+    """DRY's sampler, to clone. From any thread; made once: for each of the ``breakers`` llama.cpp
+    reads the whole vocabulary, and 16 may take seconds."""
+    key = multiplier, base, allowed_length, last_n, breakers
+    if (link := model.dry_links.get(key)) is None:
+        texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
+        link = _owned(C.llama_sampler_init_dry(model.vocab, *key[:4], texts, len(breakers)))
+        if len(model.dry_links) >= _MOST_LINKS:
+            model.dry_links.clear()
+        model.dry_links[key] = link
+    return link
 
 
 def _owned(sampler: Any) -> Native:

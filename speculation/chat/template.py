@@ -1,5 +1,5 @@
 """Turns messages into text and tokens with the GGUF's chat template, rendered by
-``chat.render_process``.
+``speculation.sandbox``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
 from speculation.chat.reasoning import find_reasoning, opening_of, thinking_marks
-from speculation.chat.render_process import RENDERER
 from speculation.chat.tool_format import described, tool_format, written_call
 from speculation.chat.tools import Tool, checked_tools, object_of
+from speculation.sandbox import SANDBOX
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -117,7 +117,7 @@ def render_messages(
     if _has_tools(plain, tools) or any("reasoning_content" in message for message in plain):
         n_given += len(json.dumps([plain, variables.get("tools")], default=str))
     try:
-        return RENDERER.render(template, variables, n_given)
+        return SANDBOX.render(template, variables, n_given)
     except InvalidParameter as error:
         raise InvalidParameter(
             f"the model's chat template rejects this conversation: {error}; "
@@ -143,7 +143,7 @@ def asks_for_thinking(template: str | None) -> bool:
 
 @lru_cache(maxsize=16)
 def _names_of(template: str) -> frozenset[str]:
-    return RENDERER.names(template)
+    return SANDBOX.names(template)
 
 
 def template_of(model: Model, *, tools: bool = False) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from speculation.chat.reasoning import answer_of
-from speculation.chat.render_process import RENDERER
+from speculation.sandbox import SANDBOX
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def _rendered(template: str, ids: Sequence[str]) -> tuple[str, str]:
             "bos_token": "",
             "eos_token": _EOS,
         }
-        text = RENDERER.render(template, variables, 1000)
+        text = SANDBOX.render(template, variables, 1000)
         texts.append(text[text.rfind(_USER) :])
     for id_ in ids:
         if len(id_) == 9:

@@ -29,13 +29,16 @@ from speculation.chat.tools import (
     types_of,
 )
 from speculation.json_schema import followed, tell
+from speculation.sandbox import one_limit, problem_of
 
+MOST_ARGUMENTS = 500  # of a tool, or properties of an object, with something between two
 _TEXT = r"/(.|\n)*/"
 _GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
 _SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in every form
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
+@one_limit()
 def reply_grammar(
     special: Callable[[str], int | None],
     format_: ToolFormat | None = None,
@@ -421,6 +424,10 @@ def _sequence(parts: Sequence[tuple[str, bool]], between: str) -> str:
     """Parts in a row, each a rule and whether it must be there, with ``between`` between two."""
     if not between:
         return " ".join(body if needed else f"({body})?" for body, needed in parts)
+    if len(parts) > MOST_ARGUMENTS:  # each is followed by all that come after it
+        raise InvalidParameter(
+            f"a tool has {len(parts):,} arguments of {MOST_ARGUMENTS} at most; give fewer"
+        )
     options = []
     for i, (body, needed) in enumerate(parts):
         more = [f"({between} {b})" + ("" if n else "?") for b, n in parts[i + 1 :]]
@@ -471,8 +478,8 @@ def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> s
         inner = fields["pattern"].removeprefix("^")
         inner = inner[:-1] if not end else inner
         pattern = _regex(f"{start}({inner}){end}")
-        problem = LLMatcher.validate_grammar(f"%llguidance {{}}\nstart: {pattern}")
-        if not problem:
+        grammar = LLMatcher.grammar_from_lark(f"%llguidance {{}}\nstart: {pattern}")
+        if not problem_of(grammar):
             found.append(pattern)
         elif strict:
             raise InvalidParameter(f"{where}: {fields['pattern']!r:.80} cannot be followed")

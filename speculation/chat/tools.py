@@ -23,7 +23,6 @@ STRING = frozenset(("string",))
 _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 _PYTHON = {"True": True, "False": False, "None": None}
 _MOST_DEPTH = 100  # of arguments that are mended
-_MOST_REFERENCES = 20  # of schemas to schemas, in a row
 
 
 class Choice(NamedTuple):
@@ -130,13 +129,21 @@ def parameter_types(tools: Sequence[Tool]) -> dict[str, dict[str, frozenset[str]
     return found
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The types of JSON that a schema allows; ``root`` is what its references refer to."""
-    if not isinstance(schema, Mapping) or depth > _MOST_REFERENCES:
+def types_of(
+    schema: Any, root: Mapping[str, Any], known: dict[str, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """The types of JSON that a schema allows; ``root`` is what its references refer to, and
+    ``known`` has those of the references."""
+    if not isinstance(schema, Mapping):
         return ANY_TYPE
+    known = {} if known is None else known
     types = ANY_TYPE
     if "$ref" in schema:
-        types &= types_of(referred(root, schema["$ref"]), root, depth + 1)
+        reference = str(schema["$ref"])
+        if reference not in known:
+            known[reference] = ANY_TYPE  # if it refers to itself
+            known[reference] = types_of(referred(root, reference), root, known)
+        types &= known[reference]
     if "type" in schema:
         named = schema["type"]
         types &= frozenset([named] if isinstance(named, str) else named)
@@ -147,9 +154,9 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         if isinstance(options, Sequence) and options:
-            types &= frozenset().union(*(types_of(each, root, depth + 1) for each in options))
+            types &= frozenset().union(*(types_of(each, root, known) for each in options))
     for each in schema.get("allOf") or ():
-        types &= types_of(each, root, depth + 1)
+        types &= types_of(each, root, known)
     return types
 
 

@@ -212,6 +212,7 @@ def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: 
         ({"seed": 2**32 - 1}, "seed is 4294967295; give 0 to 4294967294"),
         ({"seed": 1.5}, "seed is 1.5; give an integer"),
         ({"grammar": "x", "json_schema": "{}"}, "give one"),
+        ({"dry_breakers": ("x",) * 17}, "dry_breakers has 17 texts; give at most 16"),
     ],
 )
 def test_sampling_out_of_range_is_refused(params: dict[str, object], message: str) -> None:

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import pytest
 
 from batching.errors import GrammarError
 from batching.tree import TokenTree
+from speculation import sandbox
 from speculation.engine import Engine
 from speculation.gbnf import gbnf_to_lark
 from speculation.json_schema import followed
 from speculation.sampling import SamplingParams, TokenLogprobs
+from speculation.sandbox import problem_of
 from speculation.stats import Stats
 from speculation.structure import Structure, Structures
 from tests.support.exact import PROMPT, same_texts
@@ -136,6 +139,33 @@ def test_a_schema_is_read_once_in_the_thread_that_asks(
     assert threads == [threading.current_thread()]
 
 
+def test_breakers_are_looked_for_once_in_the_thread_that_asks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    make = C.llama_sampler_init_dry
+
+    def recorded(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return make(*arguments)
+
+    monkeypatch.setattr(C, "llama_sampler_init_dry", recorded)
+    again = PROMPT * 3
+    plain = engine.generate(again, max_tokens=30).run().text
+    texts = [
+        engine.generate(
+            again,
+            max_tokens=30,
+            sampling=SamplingParams(dry_multiplier=9.0, dry_breakers=breakers),
+        )
+        .run()
+        .text
+        for breakers in (("\x07",), ("\x07",), tuple(sorted({*plain})[:16]))
+    ]
+    assert threads == 2 * [threading.current_thread()]
+    assert texts[0] == texts[1] != plain and texts[2] != texts[0]
+
+
 def test_what_a_structure_forces_is_drafted_and_accepted(engine: Engine) -> None:
     schema = _object(kind={"const": "a rather long constant"}, ok={"type": "boolean"})
     for method in ("prompt-lookup", "suffix", "recycling:nodes=20", "draft:p_min=0.02", "auto"):
@@ -193,6 +223,58 @@ def test_a_gbnf_grammar_allows_the_same_texts_in_lark(
     for text, expected in [*((one, True) for one in valid), *((one, False) for one in invalid)]:
         for grammar in (gbnf, gbnf_to_lark(gbnf)):
             assert follows(engine, started(structures, grammar=grammar), text) is expected, text
+
+
+def _chain(rule: str, n: int, end: str) -> str:
+    """Rules that lead to each other: ``rule`` has the names of one and of the next."""
+    return "\n".join([*(rule.format(i, i + 1) for i in range(n)), end.format(n)])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"json_schema": {"allOf": [{"pattern": f"[a-z]{{{i}}}.*{i}"} for i in range(40)]}},
+         "took longer than 0.2 s"),
+        ({"json_schema": {"properties": {"a": {"type": "string", "allOf": [
+            {"pattern": f".*{i}[a-f]{{{i}}}"} for i in range(40)]}}, "uniqueItems": True}},
+         "took longer than 0.2 s"),
+        ({"grammar": _chain("r{} ::= r{}", 20_000, 'r{} ::= "a"\nroot ::= r0')},
+         "ended the process"),
+        ({"grammar": "%llguidance {}\nstart: r0\n" + _chain("r{}: r{}", 3000, 'r{}: "a"')},
+         "ended the process"),
+        ({"grammar": "%llguidance {}\nstart: T0\n" + _chain("T{}: T{}", 9000, 'T{}: "a"')},
+         "ended the process"),
+        ({"json_schema": {"$ref": "#/$defs/a0", "$defs": {
+            **{f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(5000)},
+            "a5000": {"type": "null"}}}}, "ended the process"),
+        ({"json_schema": '{"anyOf": [' * 3000 + "true" + "]}" * 3000}, "nested too deeply"),
+        ({"regex": "(" * 3000 + "a" + ")" * 3000}, "invalid regex"),
+        ({"regex": "a" * 5_000_000}, "has 5,000,095 characters of 4,194,304 at most"),
+        ({"grammar": 'root ::= "\\U00110000"'}, "is beyond Unicode"),
+        ({"grammar": "root ::= [a-\\UFFFFFFFF]"}, "is beyond Unicode"),
+        ({"regex": "\\x{110000}"}, "not a Unicode scalar value"),
+        ({"grammar": "root ::= <[99999999]>"}, "range end too large"),
+    ],
+    ids=lambda case: str(case)[:60],
+)  # fmt: skip
+def test_what_is_too_much_for_a_grammar_is_refused_and_the_next_one_is_read(
+    engine: Engine,
+    structures: Structures,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: dict[str, Any],
+    reason: str,
+) -> None:
+    with monkeypatch.context() as patched, pytest.raises(GrammarError, match=reason):
+        if "took longer" in reason:
+            patched.setattr(sandbox, "GRAMMAR_SECONDS", 0.2)
+        started(structures, **sampling)
+    assert follows(engine, started(structures, regex=str(len(sampling))), "1")
+
+
+def test_all_parts_of_a_request_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "GRAMMAR_SECONDS", 0.0)
+    with pytest.raises(GrammarError, match="took longer than 0 s"):
+        problem_of("%llguidance {}\nstart: /never tried/")
 
 
 def test_long_repetitions_by_recursion_go_on(engine: Engine, structures: Structures) -> None:

@@ -263,8 +263,16 @@ def test_what_is_prepared_ends_at_once_when_its_client_leaves(
     assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
 
 
-def test_large_requests_hold_up_no_others_and_end_with_their_clients(
-    backend: LocalBackend, held: Held, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lane", "text"),
+    [
+        ("large", "x" * (LARGE + 1)),
+        ("grammar", '{"sampling":{"json_schema":"{\\"pattern\\": \\"a\\"}"}}'),
+        ("grammar", '{"tools":[{"parameters":{"allOf":[]}}]}'),
+    ],
+)
+def test_requests_that_take_long_hold_up_no_others_and_end_with_their_clients(
+    backend: LocalBackend, held: Held, monkeypatch: pytest.MonkeyPatch, lane: str, text: str
 ) -> None:
     def work(*_: Any) -> Any:
         held.reached.set()
@@ -272,10 +280,10 @@ def test_large_requests_hold_up_no_others_and_end_with_their_clients(
             checkpoint()
 
     monkeypatch.setattr("app.worker.serving.answer_to", work)
-    large = [backend.started(Tokenize("a"), n_bytes=LARGE + 1) for _ in range(THREADS["large"] + 1)]
+    slow = [backend.started(Tokenize("a"), text=text) for _ in range(THREADS[lane] + 1)]
     assert held.reached.wait(60)
     assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
-    for events in large:
+    for events in slow:
         events.close()
         assert list(events) == [Failed("the question was stopped")]
     while backend.serving._jobs:

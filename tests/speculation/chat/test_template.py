@@ -14,9 +14,8 @@ import pytest
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
 from batching.llama.model import Model
-from speculation.chat import render_process
+from speculation import sandbox
 from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
-from speculation.chat.render_process import RenderProcess
 from speculation.chat.template import (
     asks_for_thinking,
     chat_prompt,
@@ -26,6 +25,7 @@ from speculation.chat.template import (
 )
 from speculation.chat.tool_format import GENERIC, tool_format
 from speculation.engine import Engine
+from speculation.sandbox import Sandbox
 from tests.speculation.chat.tool_templates import FAMILIES
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -403,7 +403,7 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_one_renders(
     monkeypatch: pytest.MonkeyPatch, template: str, limit: str, value: float, reason: str
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(render_process, limit, value)
+        patched.setattr(sandbox, limit, value)
         with pytest.raises(UnsupportedModel, match=f"chat template {reason}.* choose another"):
             render_messages(template, MESSAGES[:1])
     assert render_messages("{{ messages[0].content }}", MESSAGES) == "a"
@@ -413,7 +413,7 @@ def test_a_template_that_exceeds_a_limit_is_not_retried_and_has_no_thinking_swit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loops = "{% if messages[0].role == 'system' %}" + LOOPS + "{% endif %}a"
-    monkeypatch.setattr(render_process, "SECONDS", 0.2)
+    monkeypatch.setattr(sandbox, "SECONDS", 0.2)
     with (
         engine_with(loops, tmp_path / "loops.gguf") as engine,
         pytest.raises(UnsupportedModel, match="took longer than 0.2 s"),
@@ -431,16 +431,16 @@ def test_concurrent_renders_get_their_own_results() -> None:
         assert list(threads.map(render, range(40))) == [str(i) for i in range(40)]
 
 
-def test_the_render_process_ends_with_its_parent_and_is_restarted() -> None:
-    renderer = RenderProcess()
-    assert renderer.render("{{ a }}", {"a": "\ud800ä"}, 0) == "\ud800ä"
-    process = renderer._process
-    assert process is not None and process.stdin is not None
+def test_the_sandbox_ends_with_its_parent_and_is_restarted() -> None:
+    boxes = Sandbox()
+    assert boxes.render("{{ a }}", {"a": "\ud800ä"}, 0) == "\ud800ä"
+    process = boxes._idle[0]._process
+    assert process.stdin is not None
     process.stdin.close()  # as when the parent ends
     assert process.wait(60) == 0
-    assert renderer.render("{{ a }}", {"a": "b"}, 0) == "b"
-    renderer.close()
-    assert renderer._process is None
+    assert boxes.render("{{ a }}", {"a": "b"}, 0) == "b"
+    boxes.close()
+    assert not boxes._idle
 
 
 def test_a_template_that_once_took_too_long_is_asked_again(
@@ -449,7 +449,7 @@ def test_a_template_that_once_took_too_long_is_asked_again(
     calls = FAMILIES["json between marks"].template + "{# slow #}"
     thinks = OPENS + "{# enable_thinking #}"
     with monkeypatch.context() as slow:
-        slow.setattr(render_process, "SECONDS", 0.0)
+        slow.setattr(sandbox, "SECONDS", 0.0)
         assert tool_format(calls) == GENERIC
         assert asks_for_thinking(thinks)
     assert len(caplog.messages) == 2 and "took longer than 0 s" in caplog.text

@@ -390,6 +390,17 @@ def test_invalid_tools_and_choices_are_refused(tools: list[Any], choice: Any, re
     assert reply_grammar(none, XML, [STRICT]) is not None
 
 
+def test_a_tool_with_more_arguments_than_can_be_followed_one_by_one_is_refused() -> None:
+    for n in (500, 501):
+        many = [tool("now", properties={f"a{i}": {"type": "null"} for i in range(n)})]
+        assert reply_grammar(none, HERMES, many)
+        if n == 500:
+            assert reply_grammar(none, FORMATS["bare keys"], many)
+            continue
+        with pytest.raises(InvalidParameter, match="has 501 arguments of 500 at most"):
+            reply_grammar(none, FORMATS["bare keys"], many)
+
+
 def test_arguments_of_any_form_become_an_object() -> None:
     for given, expected in (
         ('{"a": 1}', {"a": 1}),
@@ -411,8 +422,10 @@ def test_arguments_of_any_form_become_an_object() -> None:
 
 
 def test_the_types_of_a_parameter_are_those_that_all_its_keywords_allow() -> None:
-    root = {"$defs": {"n": {"type": "number"}}}
+    many = {f"a{i}": {"anyOf": 3 * [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(99)}
+    root = {"$defs": {"n": {"type": "number"}, **many, "a99": {"type": "null"}}}
     for schema, expected in (
+        ({"$ref": "#/$defs/a0"}, "null"),  # by 3**99 ways
         ({"type": "string"}, "string"),
         ({"type": ["string", "null"]}, "null string"),
         ({"enum": ["a", 1]}, "integer string"),

@@ -1,12 +1,14 @@
-"""A child process that renders chat templates: reads JSON requests, writes JSON answers, by lines.
+"""A child process for templates and grammars: reads JSON requests, writes JSON answers, by lines.
 
-``chat.render_process`` runs this file with the import path as its arguments. It imports nothing
+``speculation.sandbox`` runs this file with the import path as its arguments. It imports nothing
 from this project, so that it starts quickly, and it exits at the end of its input.
 
-A request has a ``template`` and the limits ``seconds``, ``memory`` (bytes) and ``characters``. With
-``variables``, the answer is the rendered ``text``; without, the ``names`` of the variables that the
-template reads. If that fails, the answer is ``error``, a message, or ``exceeded``, the name of the
-limit. The first line of output is "ready".
+A request has the limits ``seconds`` (of a processor), ``memory`` (bytes) and ``characters``. With a
+``template`` and ``variables``, the answer is the rendered ``text``; without variables, the
+``names`` of those that the template reads. With a ``grammar``, the answer is its ``problem``, empty
+if it has none, and the ``seconds`` that took; with the ids of ``special`` tokens and ``n_vocab``, a
+text is begun, too. If that fails, the answer is ``error``, a message, or ``exceeded``, the name of
+the limit; what takes too long ends the process. The first line of output is "ready".
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import faulthandler
 import json
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -37,7 +41,10 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 _ERROR_LENGTH = 500
-_GRACE = 5.0  # seconds for the parent to kill this process first
+_WATCH_SECONDS = 60.0  # that this process outlives its parent
+# A grammar's nesting that overflows it overflows no stack of the parent's, which are larger.
+_STACK = 1 << 20
+_STEP_SECONDS = 0.25  # of a processor, for a token; other texts wait meanwhile
 
 
 class _Generation(Extension):
@@ -99,17 +106,22 @@ def main() -> None:
         _write("ready")
         for line in sys.stdin.buffer:
             request = json.loads(line, object_hook=_with_arguments)
+            if "grammar" in request:
+                import llguidance  # noqa: F401 - before the time counts
             # If the parent has died, nobody else stops a template in an endless loop.
-            limit = request["seconds"] + _GRACE
-            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
+            faulthandler.dump_traceback_later(_WATCH_SECONDS, exit=True, file=nowhere)
+            _limit_time(request["seconds"])
             with _limited_memory(request["memory"]):
                 answer = _answer(request)
+            _limit_time(0)
             faulthandler.cancel_dump_traceback_later()
             _write(answer)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
+        if "grammar" in request:
+            return _in_thread(lambda: _try_grammar(**request))
         if "variables" in request:
             return _render(request["template"], request["variables"], request["characters"])
         syntax = _environment.parse(request["template"])
@@ -134,6 +146,74 @@ def _render(template: str, variables: dict[str, Any], characters: int) -> dict[s
         if characters < 0:
             return {"exceeded": "characters"}
     return {"text": "".join(pieces)}
+
+
+def _try_grammar(
+    grammar: str, special: dict[str, int] | None, n_vocab: int, **_: Any
+) -> dict[str, Any]:
+    """Read it; unless ``special`` is None, also compile it and begin a text, as the engine does,
+    but byte by byte."""
+    from llguidance import LLMatcher
+
+    start = time.process_time()
+    if special is None:
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        seconds = time.process_time() - start
+        return {"problem": messages[0] if is_error else "", "seconds": seconds}
+    matcher = LLMatcher(_tokenizer(tuple(special.items()), n_vocab), grammar, log_level=0)
+    compiled = time.process_time()
+    for step in (matcher.compute_ff_tokens, matcher.compute_logit_bias):
+        if not matcher.is_error():
+            step()
+    end = time.process_time()
+    problem = matcher.get_error()
+    if end - compiled > _STEP_SECONDS:
+        problem = f"its first token takes {end - compiled:.2g} s"
+    return {"problem": problem, "seconds": end - start}
+
+
+class _Bytes:
+    """A vocabulary of bytes and special tokens, as llguidance's TokenizerWrapper reads it."""
+
+    bos_token_id = None
+
+    def __init__(self, special: Sequence[tuple[str, int]], n_vocab: int) -> None:
+        texts = {token: name.encode() for name, token in special}
+        n = max(n_vocab, 1 + max(texts, default=0)) + 257
+        free = iter([token for token in range(n) if token not in texts])
+        self._of_byte = {bytes([byte]): next(free) for byte in range(256)}
+        self.eos_token_id = next(free)
+        texts[self.eos_token_id] = b"<end>"
+        texts.update((token, text) for text, token in self._of_byte.items())
+        self.tokens = [texts.get(token, b"") for token in range(n)]
+        self.special_token_ids = [self.eos_token_id, *[token for _, token in special]]
+
+    def __call__(self, data: bytes) -> list[int]:
+        return [self._of_byte[data[i : i + 1]] for i in range(len(data))]
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(special: Sequence[tuple[str, int]], n_vocab: int) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocabulary = _Bytes(special, n_vocab)
+    return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens))
+
+
+def _in_thread(work: Any) -> dict[str, Any]:
+    """What ``work`` returns, in a thread with a small stack."""
+    found: list[dict[str, Any]] = []
+    threading.stack_size(_STACK)
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _limit_time(seconds: float) -> None:
+    """End the process once it has used so much of a processor; 0 = not any more."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 @lru_cache(maxsize=8)
