@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from batching import clock
 from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
-from speculation.drafter import DraftBudget, Drafter, Step
+from speculation.drafter import DraftBudget, Drafter, Step, drafted
 from speculation.drafting.acceptance import RATE
 
 # What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
@@ -132,9 +132,7 @@ class Source:
         if self._prompt is not None:
             yield from self._read()
         start = own_time.now()
-        drafting = self.drafter.draft(tokens, tree, budget)
-        if drafting is not None:
-            yield from drafting
+        yield from drafted(self.name, self.drafter, tokens, tree, budget)
         self._follows = True
         self.seconds = own_time.now() - start
 
