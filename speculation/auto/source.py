@@ -25,9 +25,9 @@ class Asks:
     """
 
     def __init__(self, state: object = None) -> None:
-        """``state`` is that of an earlier run; one of another form is ignored."""
+        """``state`` is that of an earlier run; one of another form, or damaged, is ignored."""
         self.tokens, self.seconds, self.reading = 2.0, 0.0, 0.0
-        if isinstance(state, list) and len(state) == len(self.state()):
+        if isinstance(state, list) and len(state) == len(self.state()) and min(state) >= 0.0:
             self.tokens, self.seconds, self.reading = state
         self.next_try = 0.0
 
