@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batching.cache import Reading, SequenceCache, common_prefix
+from batching.errors import CacheFull
 from batching.rows import Rows
 from batching.slots import Slot, decoding
 from batching.target import END, Output, Target
@@ -41,7 +42,7 @@ class DraftContext:
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
         """Commit ``prompt`` without its last token, reusing the cached prefix; nothing of one that
-        leaves no room for drafts.
+        leaves no room for drafts, and no more than there are cells for beside other texts.
 
         ``n_leaves`` is limited to the sequences that the context has.
         """
@@ -53,6 +54,8 @@ class DraftContext:
         try:
             while (rows := reading.next_rows()) is not None:
                 reading.take((yield from decoding(self.target, rows)))
+        except CacheFull:
+            pass
         finally:
             reading.close()
 

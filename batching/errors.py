@@ -15,7 +15,7 @@
     │   ├── PromptTooLong       the prompt exceeds the context
     │   ├── CacheFull           llama_decode found no free cells for the rows
     │   └── DecodeFailed        llama_decode rejected the rows or failed
-    ├── TreeError               the token tree does not fit a batch
+    ├── TreeError               the token tree is unsound, or does not fit a batch
     │   ├── TreeTooWide         more branches than sequences
     │   └── TreeTooLarge        more nodes than rows in a batch
     ├── DiskFull                no room on the disk for a file to be written
@@ -131,7 +131,7 @@ class DecodeFailed(ContextError):
 
 
 class TreeError(SpeculationError):
-    """The token tree does not fit a batch."""
+    """The token tree is unsound, or does not fit a batch."""
 
 
 class TreeTooWide(TreeError):

@@ -74,6 +74,7 @@ class Slot:
         self.n_seq_max = n_seq_max
         self.n_used = 1
         self._is_only = n_seq_max == self._target.n_seq_max  # there are no others
+        self.n_vocab = self._target.n_vocab
         self.n_ctx, self.n_batch = self._target.n_ctx, self._target.n_batch
         self.wants_hidden = self.wants_logits = False
         self.wants_layers: tuple[int, ...] = ()

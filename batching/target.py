@@ -72,6 +72,11 @@ class Target(Protocol):
         ...
 
     @property
+    def n_vocab(self) -> int:
+        """Number of tokens of the vocabulary."""
+        ...
+
+    @property
     def n_batch(self) -> int:
         """Most rows in one decode."""
         ...

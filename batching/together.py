@@ -70,13 +70,15 @@ class Running:
     """A coroutine on its way.
 
     work    what it waits for; None when it has ended
+    kind    that of work that can be done with it
     error   what it raised
     """
 
     def __init__(self, coroutine: Coroutine[Any]) -> None:
         self._coroutine = coroutine
         self.work: Work | None = None
-        self.error: Exception | None = None
+        self.kind: Hashable = None
+        self.error: BaseException | None = None
         self._away = 0.0
         self._paused = now()
         self._resume(lambda: next(coroutine))
@@ -86,10 +88,13 @@ class Running:
         self._away += now() - self._paused - share
         own_time.away = self._away
         try:
-            self.work = resume()
+            work = resume()
+            self.kind = work.together, work.kind
+            hash(self.kind)  # fails here if that is no work, not where it meets others
+            self.work = work
         except StopIteration:
             self.work = None
-        except Exception as error:
+        except BaseException as error:
             self.work, self.error = None, error
         finally:
             own_time.away = 0.0
@@ -108,22 +113,29 @@ class Running:
 
 
 def advance(running: Sequence[Running]) -> None:
-    """Do the next work of all that are still running, and resume them with the results."""
+    """Do the next work of all that are still running, and resume them with the results.
+
+    What fails together is done one by one: the work of one must not end that of the others.
+    """
     kinds: dict[Hashable, list[Running]] = {}
     for one in running:
         if one.work is not None:
-            kinds.setdefault((one.work.together, one.work.kind), []).append(one)
+            kinds.setdefault(one.kind, []).append(one)
     for ones in kinds.values():
         works = [one.work for one in ones if one.work is not None]
         start = now()
         try:
             results = works[0].together([work.part for work in works])
+            pairs = [*zip(ones, results, strict=True)]
         except Exception as error:
-            for one in ones:
-                one.throw(error)
+            if len(ones) == 1:
+                ones[0].throw(error)
+            else:
+                for one in ones:
+                    advance([one])
         else:
             share = (now() - start) / len(ones)
-            for one, result in zip(ones, results, strict=True):
+            for one, result in pairs:
                 one.send(result, share)
 
 

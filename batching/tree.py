@@ -8,9 +8,12 @@ in which nodes are added is the row order of the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import numpy as np
 import numpy.typing as npt
+
+from batching.errors import TreeError
 
 Floats = npt.NDArray[np.float32]
 
@@ -248,6 +251,42 @@ class TokenTree:
                     return node
         except ValueError:
             return 0
+
+    def take(self, other: TokenTree, n_vocab: int, max_nodes: int) -> None:
+        """Become a copy of ``other``, which is below the same token.
+
+        Raises TreeError, changing nothing, unless that has at most ``max_nodes`` tokens of a
+        vocabulary of ``n_vocab``, each with its parent, depth and probability.
+        """
+        tree = TokenTree(self.tokens[0])
+        try:
+            tree.tokens, tree.parents = [*map(index, other.tokens)], [*map(index, other.parents)]
+            tree.depths, tree.outputs = [*map(index, other.depths)], [*map(bool, other.outputs)]
+            tree.probs, tree.branches = [*map(float, other.probs)], [*map(index, other.branches)]
+            tree.n_seq, tree.n_drafted = index(other.n_seq), index(other.n_drafted)
+            tree.draft_probs, tree.sources = {**other.draft_probs}, {**other.sources}
+            fields = tree.tokens, tree.parents, tree.depths, tree.probs, tree.outputs
+            nodes = [*zip(*fields, strict=True)]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TreeError(f"a field of the tree is wrong: {error}") from None
+        n = len(nodes)
+        if nodes[:1] != [(self.tokens[0], -1, 0, 1.0, True)]:
+            raise TreeError("the root is not as it was")
+        if n - 1 > max(0, max_nodes):
+            raise TreeError(f"there are {n - 1} nodes below the root where {max_nodes} fit")
+        for node, (token, parent, depth, prob, _) in enumerate(nodes[1:], 1):
+            if not 0 <= token < n_vocab:
+                raise TreeError(f"node {node} is token {token} of a vocabulary of {n_vocab}")
+            if not 0.0 <= prob <= 1.0:
+                raise TreeError(f"node {node} has probability {prob}")
+            if not 0 <= parent < node or depth != tree.depths[parent] + 1:
+                raise TreeError(f"node {node} is in depth {depth} below node {parent}")
+        if not 0 <= tree.n_drafted < n or tree.n_seq < 0:
+            raise TreeError(f"{tree.n_drafted} of {n} nodes are drafts, in {tree.n_seq} sequences")
+        if not all(0 < node < n for node in tree.branches):
+            raise TreeError(f"branches end at {tree.branches} in {n} nodes")
+        for name in self.__slots__:
+            setattr(self, name, getattr(tree, name))
 
     def path_probs(self) -> list[float]:
         """Path probability of each node: the product of ``probs`` from the root; 1 for the root."""

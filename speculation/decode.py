@@ -142,8 +142,9 @@ def step(
     # Trees precede prompts: only their rows have output, so that these are found quickly.
     rows: dict[Text, Rows] = {}
     for text in written:
-        with failing(text):
-            rows[text] = text.rows()
+        if not text.has_ended:  # by an error of its method while drafts were chosen
+            with failing(text):
+                rows[text] = text.rows()
     rows.update(pieces)
     if not rows:
         batch.hand_out()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from batching.cache import StateReader
+from batching.errors import TreeError
 from batching.target import Output
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, TokenTree
@@ -33,6 +34,7 @@ class DraftBudget(NamedTuple):
     min_path_prob  path probability below which a node is not worth its cost. 0 means that no
                    selection follows, so the drafter's own parameters decide how much to draft
     chain_only     only one path will be decoded, because the target has a single sequence
+    n_vocab        tokens of the vocabulary
     """
 
     max_nodes: int = NO_LIMIT
@@ -40,6 +42,7 @@ class DraftBudget(NamedTuple):
     max_leaves: int = NO_LIMIT
     min_path_prob: float = 0.0
     chain_only: bool = False
+    n_vocab: int = NO_LIMIT
 
     def room(self, tree: TokenTree) -> int:
         """How many nodes may still be added to ``tree``."""
@@ -180,6 +183,29 @@ class Drafter:
 
     def end(self, tokens: Sequence[int]) -> None:
         """The text has ended, or was abandoned. ``tokens`` is all of it, including the prompt."""
+
+
+def drafted(
+    method: str, drafter: Drafter, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+) -> Coroutine[None]:
+    """Let the drafter of ``method`` add drafts to ``tree``.
+
+    One from outside the package may do anything: it gets a tree of its own, and TreeError is raised
+    before drafts that cannot be decoded meet those of other texts.
+    """
+    is_ours = type(drafter).__module__.startswith("speculation.")
+    own = tree
+    if not is_ours:
+        own = TokenTree(tree.tokens[0])
+        own.take(tree, budget.n_vocab, NO_LIMIT)
+    drafting = drafter.draft(tokens, own, budget)
+    if drafting is not None:
+        yield from drafting
+    if not is_ours:
+        try:
+            tree.take(own, budget.n_vocab, budget.max_nodes)
+        except TreeError as error:
+            raise TreeError(f"method {method} has a fault: {error}; use another method") from None
 
 
 @dataclass(frozen=True)

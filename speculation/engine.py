@@ -332,10 +332,7 @@ class Engine:
             self.call(lambda: self._runtime.measure(progress))
 
     def unavailable(self) -> dict[str, SpeculationError]:
-        """The methods that cannot run here with their usual parameters, by name, and why.
-
-        Measures the cost of a decode first, as ``prepare``, if that is not known.
-        """
+        """The methods that cannot run here with their usual parameters, by name, and why."""
         methods = [Method(spec, spec.params()) for spec in METHODS.values()]
         return self._driver.call(lambda: self._scheduler.unavailable(methods))
 

@@ -55,7 +55,9 @@ class Places:
         self.places = [Place(slot) for slot in self.slots.slots]
 
     def empty(self) -> None:
-        """Drop all texts."""
+        """Drop all texts. Raises RuntimeError while one is written."""
+        if self.active():
+            raise RuntimeError("the cost can only be measured before a text begins, in ``make``")
         for place in self.places:
             place.cache.truncate(0)
 
@@ -200,12 +202,19 @@ class Places:
         return min(limit, n_prompt + n_tokens + ROOM)
 
     def _make_room(self, n_more: int, idle: Sequence[Place]) -> None:
-        """Drop idle texts, least recently used first, until ``n_more`` cells can be reserved."""
+        """Drop idle texts, least recently used first, until ``n_more`` cells can be reserved, in a
+        smaller context of the draft model, too."""
         n_used = n_more + self._n_reserved() + sum([len(place.cache.tokens) for place in idle])
+        draft = self.runtime.draft
         for place in sorted(idle, key=lambda place: place.used):
+            n_idle = len(place.cache.tokens)
             if n_used > self.n_ctx:
-                n_used -= len(place.cache.tokens)
                 self._drop(place)
+            elif draft is not None and n_used > draft.n_ctx:
+                self.resources_of(place).forget_text()
+            else:
+                break
+            n_used -= n_idle
 
     def _drop(self, place: Place) -> None:
         """Empty a place; a text worth it is kept outside of the cache."""

@@ -27,7 +27,16 @@ from batching.together import Coroutine, own_time
 from batching.tree import NO_LIMIT, TokenTree, keep_leaves
 from speculation.chat.detokenizer import Token
 from speculation.chat.reasoning import answer_of
-from speculation.drafter import DraftBudget, Drafter, Method, PlainSteps, Requirements, Step
+from speculation.drafter import (
+    DraftBudget,
+    Drafter,
+    Method,
+    PlainSteps,
+    Requirements,
+    Step,
+    drafted,
+)
+from speculation.drafting.cost import Cost
 from speculation.request import Request
 from speculation.sampling import RecordingSampler, TokenLogprobs
 from speculation.stats import Stats
@@ -277,7 +286,7 @@ class Text:
         self.cache, self.drafters = cache, drafters
         self.verifier, self._sampler, self._chain = verifier, sampler, sampler
         self.needed = Requirements.of_all(drafter.requires for drafter in drafters)
-        choosers = [drafter for drafter in drafters if drafter.cost is not None]
+        choosers = [drafter for drafter in drafters if isinstance(drafter.cost, Cost)]
         self.chooser = choosers[0] if choosers else None
         self.tree, self.budget = TokenTree(self.tokens[-1]), DraftBudget()
         self.is_plain_step = self._is_plain = False
@@ -457,13 +466,12 @@ class Text:
             max_depth=min(self.max_length - len(tokens) - 1, n_rewind),
             max_leaves=max(1, target.n_seq_max - 1),
             chain_only=n_rewind < NO_LIMIT or target.n_seq_max == 1,
+            n_vocab=target.n_vocab,
         )
         # The root is the last token; this step computes its KV entry.
         self.tree = tree = TokenTree(tokens[-1])
         for drafter in self.drafters:
-            drafting = drafter.draft(tokens, tree, budget)
-            if drafting is not None:
-                yield from drafting
+            yield from drafted(self.method.name, drafter, tokens, tree, budget)
         if self.structure is not None and len(tree) > 1 and self.needed.rows == 1:
             keep = tree.keep if self.chooser is None else partial(self.chooser.keep, tree)
             keep(self.structure.prune(tree))

@@ -9,7 +9,7 @@ from batching.clock import now
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.selection import select
 from speculation.drafting.cost import Cost
-from speculation.text import Text
+from speculation.text import Text, failing
 
 
 def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT) -> None:
@@ -38,7 +38,8 @@ def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT
         overhead_seconds=cost.overhead * len(texts),
     )
     for (text, chooser), nodes in zip(chosen, selected, strict=True):
-        chooser.keep(text.tree, nodes)
+        with failing(text):
+            chooser.keep(text.tree, nodes)
     spent = (now() - start) / len(chosen)
     for text, _ in chosen:
         text.draft_seconds += spent
@@ -71,7 +72,8 @@ def give_one_length(texts: Sequence[Text], cost: Cost) -> None:
     n = max(sorted({0, *map(n_drafts, texts)}), key=rate)
     for text in drafted:
         keep = text.tree.keep if text.chooser is None else partial(text.chooser.keep, text.tree)
-        keep(list(range(1, 1 + n)) if n_drafts(text) >= n else [])
+        with failing(text):
+            keep(list(range(1, 1 + n)) if n_drafts(text) >= n else [])
 
 
 def follow(

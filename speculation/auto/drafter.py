@@ -185,6 +185,7 @@ class Auto(Drafter):
             min(budget.max_leaves, self._max_leaves),
             max(self._curve.row_share, _MIN_PATH_PROB),
             budget.chain_only,
+            budget.n_vocab,
         )
         self._asked = asked = []
         left, drafted = 1.0, 0.0

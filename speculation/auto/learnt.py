@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,13 +23,19 @@ from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
 _VERSION = 16  # of the contents; older files are ignored
+_MOST = 100.0  # no log-odds, tokens or seconds are more
+_LEAST_SECONDS = 1e-8
+log = logging.getLogger(__name__)
 
 
 def load(path: Path) -> dict[str, Any]:
     """What was saved in ``path``; empty if there is nothing readable."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("cannot read what was learnt in %s, so it is learnt anew: %s", path, error)
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -56,7 +63,10 @@ def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict
 def states(learnt: dict[str, Any], key: str) -> dict[str, Any]:
     """The states saved under ``key``, without damaged ones; empty if there are none."""
     found = _dict(_dict(learnt, "states"), key)
-    return {name: state for name, state in found.items() if _are_numbers(state)}
+    sound = {name: state for name, state in found.items() if _are_numbers(state)}
+    if damaged := found.keys() - sound:
+        log.warning("damaged on disk, so learnt anew: %s", ", ".join(sorted(damaged)))
+    return sound
 
 
 def cost(
@@ -73,23 +83,26 @@ def cost(
         far = data["far"]
         return Cost(_curve(data["near"]), None if far is None else _curve(far))
     except (KeyError, TypeError, ValueError):  # missing, damaged or of another format
+        if "cost" in learnt:
+            log.warning("damaged on disk, so measured anew: what a decode costs")
         return measure(context, progress=progress)
 
 
 def _curve(data: Any) -> CostCurve:
     """A curve as it was saved. Raises TypeError and ValueError."""
     curve = CostCurve(**data)
-    numbers = [*curve.sizes, *curve.seconds, curve.switch_seconds]
-    are_sizes = all(isinstance(size, int) and size <= SIZES[-1] for size in curve.sizes)
-    if not are_sizes or not _are_numbers(numbers) or min(numbers) < 0:
+    numbers = [*curve.seconds, curve.switch_seconds]
+    are_sizes = all(type(size) is int and size <= SIZES[-1] for size in curve.sizes)
+    is_sound = _are_numbers(numbers) and curve.switch_seconds >= 0
+    if not are_sizes or not is_sound or min(curve.seconds) < _LEAST_SECONDS:
         raise ValueError("no curve")
     return curve
 
 
 def _are_numbers(value: object) -> bool:
-    """Whether ``value`` is a list of numbers, none of them infinite or NaN."""
+    """Whether ``value`` is a list of numbers that may have been learnt."""
     return isinstance(value, list) and all(
-        type(item) in (int, float) and abs(item) < 1e300 for item in value
+        type(item) in (int, float) and abs(item) <= _MOST for item in value
     )
 
 

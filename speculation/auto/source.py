@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from batching import clock
 from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
-from speculation.drafter import DraftBudget, Drafter, Step
+from speculation.drafter import DraftBudget, Drafter, Step, drafted
 from speculation.drafting.acceptance import RATE
 
 # What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
@@ -25,9 +25,9 @@ class Asks:
     """
 
     def __init__(self, state: object = None) -> None:
-        """``state`` is that of an earlier run; one of another form is ignored."""
+        """``state`` is that of an earlier run; one of another form, or damaged, is ignored."""
         self.tokens, self.seconds, self.reading = 2.0, 0.0, 0.0
-        if isinstance(state, list) and len(state) == len(self.state()):
+        if isinstance(state, list) and len(state) == len(self.state()) and min(state) >= 0.0:
             self.tokens, self.seconds, self.reading = state
         self.next_try = 0.0
 
@@ -132,9 +132,7 @@ class Source:
         if self._prompt is not None:
             yield from self._read()
         start = own_time.now()
-        drafting = self.drafter.draft(tokens, tree, budget)
-        if drafting is not None:
-            yield from drafting
+        yield from drafted(self.name, self.drafter, tokens, tree, budget)
         self._follows = True
         self.seconds = own_time.now() - start
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from math import exp
 from pathlib import Path
@@ -17,18 +15,6 @@ from batching.replacing import replacing
 from batching.tree import Floats
 
 N_NEXT = 8  # tokens kept after each
-# What NumPy raises for a file that is truncated, damaged, or not an archive.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class BigramTable:
@@ -105,11 +91,15 @@ class BigramTable:
         try:
             with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 tokens, probs = file["tokens"], file["probs"]
-        except _UNREADABLE as error:
+            if tokens.dtype.kind != "u" or probs.dtype != np.uint8 or tokens.ndim != 2:
+                raise ValueError("its numbers are of another kind")
+        except Exception as error:  # NumPy and zipfile raise anything for a damaged file
             raise InvalidParameter(f"{path} is not a bigram table: {error}; rebuild it") from None
         if tokens.shape != (n_vocab, N_NEXT) or probs.shape != tokens.shape:
             raise InvalidParameter(
                 f"{path} has bigrams for {len(tokens)} tokens, but the model has {n_vocab}; "
                 f"rebuild it from this model"
             )
+        if tokens.max() >= n_vocab:
+            raise InvalidParameter(f"{path} has unknown tokens; rebuild it")
         return cls(tokens, probs.astype(np.float32) / 255)

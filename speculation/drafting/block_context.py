@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from batching.errors import CacheFull
 from batching.rows import Rows
 from batching.slots import decoding
 from batching.target import END, Output
@@ -81,7 +82,7 @@ class BlockContext(HeadKVState[BlockHead]):
         return done(self._scores)
 
     def _add_rows(self, last: int) -> Coroutine[None]:
-        """Decode rows for the collected states of tokens before ``last``."""
+        """Decode rows for the collected states of tokens before ``last``, if there are cells."""
         new_positions, states = self._take_states(last)
         n_batch = self.head.context.n_batch
         for start in range(0, len(new_positions), n_batch):
@@ -91,7 +92,11 @@ class BlockContext(HeadKVState[BlockHead]):
                 return
             inputs = np.stack(states[start : start + n_batch])
             positions = range(n_past, n_past + n)
-            yield from self._decode(Rows([0] * n, positions, [range(1)] * n, [False] * n, inputs))
+            rows = Rows([0] * n, positions, [range(1)] * n, [False] * n, inputs)
+            try:
+                yield from self._decode(rows)
+            except CacheFull:  # other texts have them
+                return
             self._positions += chunk
 
     def _decode(self, rows: Rows) -> Coroutine[Output]:

@@ -8,7 +8,7 @@ successive decodes of the head (``head_context``) or from the positions of one b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -159,11 +159,11 @@ class HeadDrafter(TreeDrafter):
         self.params = params
         self._context = context
         self._last = 0  # position of the text's last token
-        self._depth = context.prepare(params.window, params.width, params.depth)
+        self._depth = 0  # of its trees, once a text begins: until then others may be in the context
         self.requires = Requirements(
             hidden=context.head.needs_hidden,
             layers=context.head.layers,
-            prompt_reader=context,
+            prompt_reader=_PromptReader(context, self._prepare),
             branches=params.n_branches,
         )
 
@@ -193,8 +193,12 @@ class HeadDrafter(TreeDrafter):
             level_time=LevelTime.of(kind, resources) if timed else None,
         )
 
+    def _prepare(self) -> None:
+        params = self.params
+        self._depth = self._context.prepare(params.window, params.width, params.depth)
+
     def begin(self, prompt: Sequence[int]) -> None:
-        self._context.prepare(self.params.window, self.params.width, self.params.depth)
+        self._prepare()
         if not self._context.has_begun(prompt):
             self._context.begin(prompt[:-1])
 
@@ -222,6 +226,19 @@ class HeadDrafter(TreeDrafter):
         width = min(params.width, context.head.context.n_seq_max)
         nodes = yield from grow(children, context.level, output, row, depth=depth, width=width)
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
+
+
+class _PromptReader:
+    """Reads a text's prompt for a head's context, which is prepared for the text first."""
+
+    def __init__(self, context: TreeDraftContext, prepare: Callable[[], None]) -> None:
+        self.needs_hidden, self.needs_layers = context.needs_hidden, context.needs_layers
+        self.read = context.read
+        self._context, self._prepare = context, prepare
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        self._prepare()
+        return self._context.begin(tokens)
 
 
 def _make_context(head: Any) -> TreeDraftContext:

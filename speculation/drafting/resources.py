@@ -13,7 +13,7 @@ from batching.slots import Slots
 from batching.target import Target
 from batching.tree import NO_LIMIT
 from speculation.drafting.acceptance import BY_PROBABILITY, Acceptance
-from speculation.drafting.cost import Cost
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 
@@ -142,9 +142,13 @@ class Resources:
         return None if make is None else lambda: make(sampling)
 
     def trial(self) -> Resources:
-        """The same for now: what methods keep or save in it ends with it."""
+        """The same for now: what methods keep or save in it ends with it.
+
+        A cost that is not known is made up: to measure it would empty the cache.
+        """
         view = copy(self)
         view._kept, view._states = dict(self._kept), {}
+        view._measure_cost = lambda: Cost(CostCurve.linear(1.0, 0.1))
         return view
 
     def for_text(

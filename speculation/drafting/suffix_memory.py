@@ -6,10 +6,11 @@ and the tokens as little-endian 32-bit integers; -1 ends a text.
 
 from __future__ import annotations
 
+import logging
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from speculation.drafting.suffix_index import (
     SuffixIndex,
     agreement,
 )
+
+log = logging.getLogger(__name__)
 
 N_TOKENS = 1 << 20  # 38 MB with the index
 _FIRST_CAPACITY = 1 << 14
@@ -121,7 +124,7 @@ class SuffixMemory:
     def load(cls, path: Path, fingerprint: str, n_vocab: int) -> SuffixMemory:
         """Read the texts of the model with this ``fingerprint``. Raises InvalidParameter.
 
-        A million tokens take about half a second.
+        A million tokens take about half a second. A damaged file is put aside for a new one.
         """
         way_out = "give another file, or delete it to start a new one"
         try:
@@ -133,14 +136,16 @@ class SuffixMemory:
         _, owner, n = _HEADER.unpack_from(content)
         if owner != fingerprint.encode():
             raise InvalidParameter(f"{path} has the memory of another model; {way_out}")
-        if len(content) != _HEADER.size + 4 * n:
-            raise InvalidParameter(
-                f"{path} is damaged: it has {len(content)} bytes instead of "
-                f"{_HEADER.size + 4 * n}; {way_out}"
-            )
-        tokens = np.frombuffer(content, "<i4", offset=_HEADER.size)
-        if n and not (tokens.min() >= SEPARATOR and tokens.max() < n_vocab):
-            raise InvalidParameter(f"{path} is damaged: it has unknown tokens; {way_out}")
-        memory = cls()
-        memory._add(array("i", tokens.astype(np.int32).tobytes()))
+        memory, tokens = cls(), np.zeros(0, np.int32)
+        is_sound = len(content) == _HEADER.size + 4 * n
+        if is_sound and n:
+            tokens = np.frombuffer(content, "<i4", offset=_HEADER.size).astype(np.int32)
+            is_sound = bool(tokens.min() >= SEPARATOR and tokens.max() < n_vocab)
+        if not is_sound:
+            aside = path.with_name(f"{path.name}.damaged")
+            log.warning("%s is damaged: it is kept as %s, and a new memory begins", path, aside)
+            with suppress(OSError):
+                path.replace(aside)
+            return memory
+        memory._add(array("i", tokens.tobytes()))
         return memory

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batching.draft_context import DraftContext
-from batching.errors import InvalidParameter, check_ranges
+from batching.errors import CacheFull, InvalidParameter, check_ranges
 from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
@@ -95,6 +95,7 @@ class DraftModel(TreeDrafter):
         self.requires = Requirements(branches=branches)
         self._context = context
         self._sampler = sampler
+        self._is_full = False  # whether the context had no cells left for this text
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
         if self._sampler is not None:
@@ -107,6 +108,12 @@ class DraftModel(TreeDrafter):
             for token in step.tokens:
                 self._sampler.accept(token)
 
+    def promise(self, tokens: Sequence[int]) -> float | None:
+        """Once the draft model's context is full, the text is decoded in plain steps."""
+        params = self.params
+        n_most = len(tokens) + params.draft_max * params.width
+        return 0.0 if self._is_full or n_most >= self._context.target.n_ctx else None
+
     def end(self, tokens: Sequence[int]) -> None:
         if self._sampler is not None:
             self._sampler.close()
@@ -115,19 +122,22 @@ class DraftModel(TreeDrafter):
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
     ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
         context, params = self._context, self.params
-        if len(tokens) + params.draft_max * params.width >= context.target.n_ctx:
-            return None  # the draft model's context is full: plain decoding from here on
-        if budget.max_depth < 1:
-            return None  # the text's last token
-        output = yield from context.root(tokens)
-        nodes = yield from grow(
-            partial(self._below, self._time.min_path_prob(budget)),
-            context.level,
-            output,
-            context.root_row,
-            depth=min(params.draft_max, budget.max_depth),
-            width=context.n_leaves,
-        )
+        if self.promise(tokens) == 0.0 or budget.max_depth < 1:
+            return None
+        try:
+            output = yield from context.root(tokens)
+            nodes = yield from grow(
+                partial(self._below, self._time.min_path_prob(budget)),
+                context.level,
+                output,
+                context.root_row,
+                depth=min(params.draft_max, budget.max_depth),
+                width=context.n_leaves,
+            )
+        except CacheFull:  # other texts have its cells, and may have those of this one, too
+            self._is_full = True
+            context.keep(0, 1)
+            return None
         max_nodes = min(params.nodes, budget.room(tree))
         if self._sampler is None:
             return nodes, best_nodes(nodes, max_nodes)

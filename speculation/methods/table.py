@@ -129,7 +129,7 @@ def _module(path: Path) -> ModuleType:
     """The module in a file; runs it once."""
     if not path.is_file():
         raise InvalidParameter(f"file not found: {path}; give FILE.py:SPEC")
-    loader = SourceFileLoader(f"{__name__}.file.{path.stem}", str(path))
+    loader = SourceFileLoader(f"method_file.{path.stem}", str(path))
     module = ModuleType(loader.name)
     module.__file__ = str(path)
     sys.modules[loader.name] = module  # dataclasses look up their module there

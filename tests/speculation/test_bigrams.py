@@ -126,10 +126,19 @@ def test_a_file_of_another_kind_or_a_damaged_one_is_refused(tmp_path: Path) -> N
     table_with(7, 20).save(file, 20)
     whole = file.read_bytes()
     damaged = whole[:90] + bytes(20) + whole[110:]
-    for content in (b"", b"nonsense", b"PK\x03\x04", array.getvalue(), damaged):
+    flags = whole.index(b"PK\x01\x02") + 8  # in the archive's directory
+    encrypted = whole[:flags] + b"\x01" + whole[flags + 1 :]
+    others = []
+    for tokens in (np.zeros((20, 8)), np.zeros((20, 8), "i4"), np.array(5, "u2")):
+        np.savez(other := io.BytesIO(), tokens=tokens, probs=np.ones((20, 8), np.uint8))
+        others.append(other.getvalue())
+    for content in (b"", b"nonsense", b"PK\x03\x04", array.getvalue(), damaged, encrypted, *others):
         file.write_bytes(content)
         with pytest.raises(InvalidParameter, match=r"\.npz is not a bigram table: .*rebuild it"):
             BigramTable.load(file, 20)
+    table_with(20, 20).save(file, 20)
+    with pytest.raises(InvalidParameter, match="has unknown tokens; rebuild it"):
+        BigramTable.load(file, 20)
 
 
 def test_a_failed_write_leaves_the_old_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from speculation.engine import Engine
 from speculation.methods import METHODS, SAVED, MethodTable, load_method_file, parse_method
 from speculation.methods.jacobi import Jacobi, JacobiParams
 from speculation.verify import Match
-from tests.support.exact import EXACT
+from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
 from tests.support.scripted import ScriptedOutput, ScriptedSampler
 
@@ -175,3 +176,19 @@ def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
     states = json.loads(path.read_text(encoding="utf-8"))["states"][""]
     assert {name.split(" ")[0] for name in states} <= SAVED
     assert len(states) < 10
+
+
+def test_a_text_is_written_although_every_number_that_was_learnt_is_damaged(
+    tiny_model: Path,
+) -> None:
+    for number in ("7", "-1e200", "1e200", "NaN", "null"):
+        with Engine.load(tiny_model, EXACT) as engine:
+            engine.resources._kept["cost"] = cheap_rows()
+            text = engine.generate(PROMPT, method="auto:sources=suffix", max_tokens=20).run()
+            assert len(text.token_ids) == 20
+            path = engine._runtime._learnt_file
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        learnt = kept["states"][""]
+        assert all(-20 < value < 20 for values in learnt.values() for value in values), number
+        damaged = re.sub(r"-?\d[\d.e-]*", number, json.dumps(learnt))
+        path.write_text(json.dumps(kept).replace(json.dumps(learnt), damaged), encoding="utf-8")

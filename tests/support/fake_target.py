@@ -152,6 +152,7 @@ class FakeTarget:
         n_rewind: int = NO_LIMIT,
     ) -> None:
         n_seq_max = n_seq_max or (64 if n_rewind == NO_LIMIT else 1)
+        self.n_vocab = N_VOCAB
         self.n_rewind = n_rewind
         self._n_back: dict[int, int] = {}  # by sequence: rows that can be taken back now
         self._logits = logits

@@ -128,6 +128,9 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
         (("cost", "near", "sizes"), [1, 2, 10**12]),
         (("cost", "near", "sizes"), [1, 2.5, 4]),
         (("cost", "near", "seconds"), [1.0, 2.0, math.inf]),
+        (("cost", "near", "seconds"), [1.0, 2.0, 1e200]),
+        (("cost", "near", "seconds"), [1e-320, 2.0, 3.0]),
+        (("cost", "near", "switch_seconds"), -1.0),
         (("cost", "near", "switch_seconds"), "0"),
         (("cost", "far"), []),
     ],
@@ -151,6 +154,7 @@ def test_a_cost_that_was_damaged_on_disk_is_measured_anew(
 
 def test_states_that_were_damaged_on_disk_are_left_out() -> None:
     states = {"suffix": ["1.0"], "recycling": [True], "draft": [-2, 0.5], "mtp": [math.inf], "x": 1}
+    states |= {"jacobi": [-1e200], "eagle": [1e200]}
     assert learnt.states({"states": {"": states}}, "") == {"draft": [-2, 0.5]}
 
 

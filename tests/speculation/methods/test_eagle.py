@@ -170,7 +170,7 @@ def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     eagle = HeadDrafter(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
     cache = SequenceCache(target)
     prompt = [1, 2, 3, 4, 5, 6]
-    cache.prefill(prompt[:-1], reader=levels)
+    cache.prefill(prompt[:-1], reader=eagle.requires.prompt_reader)
     eagle.begin(prompt)
     tree = TokenTree(6)
     run(eagle.draft(prompt, tree, DraftBudget()))
@@ -205,7 +205,7 @@ def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
         ([5, 6], 0, [(6, state(5))]),
     ):
         head.rows.clear()
-        assert cache.prefill(prompt[:-1], reader=levels) == reused
+        assert cache.prefill(prompt[:-1], reader=eagle.requires.prompt_reader) == reused
         eagle.begin(prompt)
         run(eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget()))
         assert head.rows == expected
@@ -237,12 +237,13 @@ def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
     head = Recorder()
     levels = HeadContext(head)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
+    reader = eagle.requires.prompt_reader
     cache = SequenceCache(FakeTarget(n_batch=2))
     prompt = [1, 2, 3, 4, 5, 6]
     stops = iter([False, True])
     with pytest.raises(Cancelled):
-        cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
-    assert cache.prefill(prompt[:-1], reader=levels) == 2  # the states of these were read
+        cache.prefill(prompt[:-1], reader=reader, cancelled=lambda: next(stops))
+    assert cache.prefill(prompt[:-1], reader=reader) == 2  # the states of these were read
     eagle.begin(prompt)
     run(eagle.draft(prompt, TokenTree(6), DraftBudget()))
     assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
@@ -266,7 +267,7 @@ def test_a_full_head_context_ends_drafting_without_an_error() -> None:
     eagle = HeadDrafter(Eagle2Params(depth=2, top_k=2, nodes=4), levels)
     for n, drafted in ((6, True), (12, False)):
         prompt = list(range(n))
-        SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=levels)
+        SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=eagle.requires.prompt_reader)
         eagle.begin(prompt)
         tree = TokenTree(prompt[-1])
         run(eagle.draft(prompt, tree, DraftBudget()))
