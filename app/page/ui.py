@@ -8,6 +8,8 @@ event: those keep a connection open for each tab, of which a browser has six to 
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.guard import PAGE
+from app.guard import PAGE, POLICY
 from app.page.fields import settings_fields
 from app.worker.backend import Backend
 
@@ -113,8 +115,8 @@ def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
 
 
 class _WithHead:
-    """Adds to the head of the page's document. Gradio would add it in the browser, after its own
-    scripts."""
+    """Adds to the head of the page's document, and allows the document's own scripts. Gradio would
+    add to the head in the browser, after its own scripts."""
 
     def __init__(self, app: ASGIApp, head: bytes) -> None:
         self._app = app
@@ -133,8 +135,14 @@ class _WithHead:
                 start = message
                 return
             if start:
-                message["body"] = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
-                MutableHeaders(raw=start["headers"])["content-length"] = str(len(message["body"]))
+                body = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
+                found = re.findall(rb"<script[^>]*>(.*?)</script>", body, re.DOTALL)
+                hashes = [b64encode(sha256(one).digest()).decode() for one in found if one]
+                allowed = " ".join(["script-src", *(f"'sha256-{one}'" for one in hashes)])
+                headers = MutableHeaders(scope=start)
+                headers["content-length"] = str(len(body))
+                headers["content-security-policy"] = POLICY.replace("script-src", allowed)
+                message["body"] = body
                 await send(start)
                 start = {}
             await send(message)

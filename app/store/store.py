@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
@@ -397,11 +397,19 @@ class Store:
     def import_(self, owner: str, data: object) -> Imported:
         """Add the chats of an export: ours, ChatGPT's, Open WebUI's, or earlier versions'.
 
-        ``data`` is JSON, as text or already read. Each chat is added as a whole or not at all.
-        Raises StoreError if it is no such export.
+        ``data`` is JSON, as text or already read. Raises UnreadableExport if it is no such export.
         """
         found, refused = imports.read(data, self._clock())
-        added = [self._add(owner, one) for one in found]
+        return self.add(owner, [*found, *refused])
+
+    def add(self, owner: str, found: Iterable[imports.Found | str]) -> Imported:
+        """Add chats, each as a whole or not at all; texts say why others are refused."""
+        refused, added = [], []
+        for one in found:
+            if isinstance(one, str):
+                refused.append(one)
+            else:
+                added.append(self._add(owner, one))
         chats = tuple(chat for chat in added if chat is not None)
         return Imported(chats, len(added) - len(chats), tuple(refused))
 

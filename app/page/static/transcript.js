@@ -174,9 +174,9 @@ function cellsOf(cells) {
     paths[n > 1 ? "fast" : "plain"] += `M${at} ${top}h${ms * 0.9}v${-n}h${-ms * 0.9}z`;
     at += ms;
   }
-  const shapes = Object.entries(paths).map(([name, d]) => `<path class="${name}" d="${d}"/>`);
-  const box = `viewBox="0 0 ${at || 1} ${top}" preserveAspectRatio="none" aria-hidden="true"`;
-  return fromHtml(`<svg class="steps" ${box}>${shapes.join("")}</svg>`).firstChild;
+  const shapes = Object.entries(paths).map(([name, d]) => svg("path", { class: name, d }));
+  const box = { viewBox: `0 0 ${at || 1} ${top}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  return svg("svg", { class: "steps", ...box }, ...shapes);
 }
 
 // What the buttons of a turn do, by their data-action.
