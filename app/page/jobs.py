@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -205,7 +206,8 @@ class Jobs:
                     self._publish(job, {"set": {"notice": notice}})
                 self.move_mark(job.owner, job.chat, mark, job.mark)
                 mark = job.mark
-                for change in job.shown.update(job.reply, is_over=is_over):
+                show = partial(job.shown.update, job.reply, is_over=is_over)
+                for change in await while_shown(show):
                     self._publish(job, change)
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
@@ -216,7 +218,7 @@ class Jobs:
         """Say what came of the reply, and save it, however long that takes."""
         kept_steps = b""
         try:
-            kept_steps = await while_shown(lambda: self._summed_up(job))
+            kept_steps = await while_shown(partial(self._summed_up, job))
         except Exception:  # nothing keeps the text from being saved
             log.exception("a reply cannot be summed up")
         while not (await self._save(job, "done") or self._is_closed):

@@ -308,7 +308,7 @@ function moveInTurns(event) {
 
 // A running reply, by the stream
 
-listeners.turn = ({ chat: id, turn: n, part, from, blocks, set }) => {
+listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
   const turn = id === chat?.id && turns.find((one) => one.id === n);
   if (!turn) return;
   const article = $(`#turn-${n}`);
@@ -322,9 +322,11 @@ listeners.turn = ({ chat: id, turn: n, part, from, blocks, set }) => {
     showComposer();
   } else {
     const name = part === "answer" ? "blocks" : part;
-    turn[name] = [...(turn[name] ?? []).slice(0, from), ...blocks];
+    const known = turn[name] ?? [];
+    const begun = (known[from] ?? "").slice(0, same); // the first block begins as before
+    turn[name] = [...known.slice(0, from), ...blocks.map((html, at) => (at ? html : begun + html))];
     $(".thoughts", article).hidden = !turn.reasoning?.length;
-    takeBlocks($(`.${part}`, article), from, blocks);
+    takeBlocks($(`.${part}`, article), from, turn[name].slice(from));
   }
   if (isAtEnd) scrollToEnd();
 };
