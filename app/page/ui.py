@@ -12,14 +12,17 @@ import re
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import gradio as gr
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field, Json, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.guard import PAGE, POLICY
+from app.guard import PAGE, POLICY, POSTS
 from app.page.fields import settings_fields
 from app.worker.backend import Backend
 
@@ -85,6 +88,7 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
     )
     app.add_middleware(_WithHead, head=head.encode())
     app.add_middleware(_Compressed)
+    app.add_middleware(_Checked)
     gr.mount_gradio_app(
         app,
         page,
@@ -162,6 +166,41 @@ class _Compressed:
         is_page = path.startswith("/page/") or PAGE.fullmatch(path) is not None
         app = self._compressed if scope["type"] == "http" and is_page else self._app
         await app(scope, receive, send)
+
+
+class _Shown(BaseModel):
+    """What the page asks Gradio for: the fields of these settings."""
+
+    data: tuple[Json[dict[str, Any]]]
+    fn_index: Literal[0]
+    trigger_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    session_hash: Annotated[str, Field(max_length=100)] | None = None
+
+
+class _Checked:
+    """Passes what the page asks Gradio for, and nothing else: Gradio's answer to odd requests is
+    status 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in POSTS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            asked = _Shown.model_validate_json(await Request(scope, receive).body())
+        except ValidationError as error:
+            why = f"This is not what the page asks for: {error.errors()[0]['msg']}"
+            await JSONResponse({"error": why, "detail": why}, 400)(scope, receive, send)
+            return
+        body = {**asked.model_dump(), "data": [json.dumps(asked.data[0])]}
+        message: Message = {"type": "http.request", "body": json.dumps(body).encode()}
+
+        async def checked() -> Message:
+            return message
+
+        await self._app(scope, checked, send)
 
 
 def _text(name: str) -> str:

@@ -29,6 +29,8 @@ listeners.chat = (changed) => {
     if (changed.deleted) newChat();
     else chat = changed;
   }
+  const { [changed.id]: _, ...others } = memory.get("drafts") ?? {};
+  if (changed.deleted) memory.set("drafts", others);
   cancelAnimationFrame(drawing);
   drawing = requestAnimationFrame(showChats);
 };
@@ -202,9 +204,8 @@ function startChats() {
     $("#show-chats").focus();
   };
   $("#incognito").onclick = ({ currentTarget }) => {
-    isIncognito = !isIncognito;
+    newChat(!isIncognito);
     currentTarget.ariaPressed = String(isIncognito);
-    newChat();
   };
   $("#search").oninput = search;
   $("#folders").onchange = ({ target }) => {

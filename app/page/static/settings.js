@@ -22,7 +22,7 @@ function useSettings(given) {
 let settingsSaved = 0;
 function changeSettings(changes, before = settings) {
   settings = { ...before, ...changes };
-  memory.set("settings", settings);
+  if (!isFleeting()) memory.set("settings", settings);
   showHeader();
   clearTimeout(settingsSaved);
   if (!chat) return;

@@ -5,8 +5,13 @@ let hasEarlier = false; // turns before these
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
 const LEFT_OUT = "The model no longer reads the turns above: its context of";
 
+let nOpened = 0; // another chat may be opened before the last one has come
 async function openChat(id, turn = null) {
-  const got = await api("GET", `/chats/${id}?limit=30`);
+  const mine = ++nOpened;
+  const got = await api("GET", `/chats/${id}?limit=30`).catch((error) => {
+    if (mine === nOpened) throw error;
+  });
+  if (mine !== nOpened) return;
   keepDraft();
   chat = got.chat;
   useSettings(chat.settings);
@@ -16,12 +21,15 @@ async function openChat(id, turn = null) {
   else scrollToEnd();
 }
 
-function newChat() {
+function newChat(incognito = isIncognito) {
+  nOpened++;
   leaveList();
   keepDraft();
+  const wasFleeting = isFleeting();
   chat = null;
+  isIncognito = incognito;
   if (location.hash) history.pushState(null, "", here(""));
-  useSettings(settings);
+  useSettings(wasFleeting && !isIncognito ? memory.get("settings") : settings);
   takeTurns({ turns: [], has_earlier: false });
   restoreDraft();
   focusBox();
@@ -48,7 +56,9 @@ function takeTurns(got) {
 }
 
 async function readEarlier() {
-  const { turns: before, has_earlier } = await api("GET", `/chats/${chat.id}?before=${turns[0].id}&limit=30`);
+  const [first] = turns;
+  const { turns: before, has_earlier } = await api("GET", `/chats/${chat.id}?before=${first.id}&limit=30`);
+  if (turns[0] !== first) return; // they are there already, or another chat is
   const box = $("#transcript");
   const fromEnd = box.scrollHeight - box.scrollTop;
   takeTurns({ turns: [...before, ...turns], has_earlier });

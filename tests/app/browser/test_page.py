@@ -100,6 +100,7 @@ def test_no_script_of_an_imported_chat_or_of_the_routes_answers_runs(chat: Chat)
     page.wait_for_selector(f"{LAST} .thoughts summary")
     page.click(f"{LAST} .cells")
     page.wait_for_selector("#replay-error")  # they are no numbers
+    page.click("#close-drawer")
     page.click("#show-settings")
     page.wait_for_selector("#fields button:has-text('Sampling')")
     page.fill("#search", "onerror")
