@@ -17,15 +17,21 @@ from collections.abc import Collection, Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import error_body_for
 
-# Makes the browser itself block requests to other servers.
-POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+# What a browser allows a page from here: nothing of other servers, and no script that is not this
+# server's. Gradio makes functions of what its configuration says, hence 'unsafe-eval'; the document
+# adds the hashes of its own scripts (app/page/ui.py).
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; object-src 'none'; base-uri 'self'; "
+    "form-action 'self'; frame-ancestors 'self'"
+)
 
 # An import has many chats; a message at most 1 MB of text or a PDF of 20 MB, in base64.
 LARGEST_BODY = 64 * 2**20  # bytes
@@ -357,8 +363,10 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 def _with_headers(send: Send, more: Mapping[str, str]) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"].append((b"content-security-policy", POLICY.encode()))
-            message["headers"] += [(k.encode(), v.encode()) for k, v in more.items()]
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("content-security-policy", POLICY)
+            headers["x-content-type-options"] = "nosniff"
+            headers.update(more)
         await send(message)
 
     return send_with_headers

@@ -5,11 +5,10 @@ Knows the store, the jobs and the backend, but nothing of HTTP.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from app.api.errors import ApiError
@@ -20,12 +19,12 @@ from app.page.races import Races
 from app.page.reply import Reply
 from app.page.settings import InvalidSetting, Settings, read_settings
 from app.page.speeds import Speeds
+from app.page.threads import in_thread
 from app.page.turns import Mark, chat_json, reply_fields, state_of, turn_json
-from app.store import Chat, NoSuchChat, Store, StoreError, Turn, default_file
+from app.store import Chat, Found, Imported, Store, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, LeftOut
 
-T = TypeVar("T")
 Json = dict[str, Any]
 Branch = Sequence[tuple[Turn, Sequence[int]]]  # turns with their siblings
 FIRST_INCOGNITO = 2**40  # the least id of a turn that is only in memory
@@ -114,6 +113,18 @@ class Chats:
         if chat in self._incognito:
             self._incognito.add(copy.id)
         return self.tell(copy)
+
+    def add(self, owner: str, found: Iterable[Found | str]) -> Imported:
+        """Add the chats of an export. Settings that no reply can be made with are left out."""
+
+        def fit(one: Found) -> Found:
+            try:
+                settings_of(one.chat.settings, self.backend)
+            except ApiError:
+                return replace(one, chat=replace(one.chat, settings={}))
+            return one
+
+        return self.kept.add(owner, (one if isinstance(one, str) else fit(one) for one in found))
 
     async def open(self, owner: str, chat: str, before: int | None, limit: int) -> Json:
         """A chat with its last turns before one of them. Events up to ``seq`` are in it."""
@@ -420,8 +431,8 @@ class _Live:
 def mark_of(path: Branch) -> Mark:
     """What the last prompt of a path that is kept began with."""
     reply = next((turn.reply for turn, _ in reversed(path) if turn.role == "assistant"), {})
-    reads_from = reply.get("reads_from")
-    return reads_from, int(reply.get("n_ctx", 0)) if reads_from is not None else 0
+    found = Reply.from_json("", reply)
+    return found.reads_from, found.n_ctx if found.reads_from is not None else 0
 
 
 def settings_of(values: Mapping[str, Any], backend: Backend) -> Settings:
@@ -430,13 +441,3 @@ def settings_of(values: Mapping[str, Any], backend: Backend) -> Settings:
         return read_settings(values, backend.methods())
     except InvalidSetting as error:
         raise ApiError(str(error), 400, param=error.name) from error
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """What ``work`` returns, which may wait for the disk. Raises ApiError for its StoreError."""
-    try:
-        return await asyncio.to_thread(work)
-    except NoSuchChat as error:
-        raise ApiError(str(error), 404) from error
-    except StoreError as error:
-        raise ApiError(str(error), 507) from error

@@ -7,6 +7,7 @@ in the browser (settings.js): each field only tells it of a change, and nothing 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,13 @@ class Fields:
         value: Any = self._settings
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if value is None or (kind is gr.Radio and value not in dict(options["choices"]).values()):
+        if kind is gr.Radio:
+            fits = value in [choice for _, choice in options["choices"]]
+        elif isinstance(usual, bool | str):
+            fits = type(value) is type(usual)
+        else:
+            fits = isinstance(value, int | float) and math.isfinite(value)
+        if not fits:
             value = usual
         field = kind(value=value, label=label, interactive=True, **options)
         js = f"(value) => page.set({json.dumps(name)}, value, {json.dumps(usual)})"

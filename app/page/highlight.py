@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from pygments.lexer import ExtendedRegexLexer, LexerContext, RegexLexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Generic, Keyword, Name, Number, String
 from pygments.util import ClassNotFound
@@ -27,22 +29,54 @@ _CLASSES = (
 )
 
 
-def highlighted(code: str, language: str) -> list[tuple[str, str]]:
-    """The code in parts, each after its CSS class, which may be empty."""
+Stack = tuple[str, ...]  # the states of a lexer
+_FAILURES = (ClassNotFound, RecursionError, ValueError, IndexError, KeyError, TypeError)
+
+
+def highlighted(code: str, language: str, stack: Stack = ()) -> list[tuple[str, str]]:
+    """The code in parts, each after its CSS class, which may be empty. ``stack`` is what
+    ``settled`` returned for the lines before it."""
     plain = [("", code)]
     if not language or len(code) > MAX_CODE:
         return plain
     try:
         # ``_parts`` keeps newlines as they are, so the parts should add up to the code.
-        parts = list(_parts(code, language))
-    except (ClassNotFound, RecursionError, ValueError, IndexError, KeyError):
+        parts = list(_parts(code, language, stack))
+    except _FAILURES:
         return plain
     return parts if "".join(text for _, text in parts) == code else plain
 
 
-def _parts(code: str, language: str) -> Iterator[tuple[str, str]]:
-    kind, text = "", ""
-    for _, type_, value in get_lexer_by_name(language).get_tokens_unprocessed(code):
+def settled(code: str, language: str, stack: Stack, limit: int) -> tuple[int, Stack]:
+    """How many characters of growing code can be highlighted for good, lines up to ``limit``, and
+    the lexer's stack after them. Code behind the limit may still change how the last ones look."""
+    try:
+        lexer = get_lexer_by_name(language)
+    except ClassNotFound:
+        return code.rfind("\n", 0, limit) + 1, stack
+    if not isinstance(lexer, RegexLexer) or isinstance(lexer, ExtendedRegexLexer):
+        return 0, stack  # its states are not known
+    found = 0, stack
+    context = LexerContext(code, 0, list(stack or ("root",)))
+    with suppress(*_FAILURES):
+        for at, _, text in ExtendedRegexLexer.get_tokens_unprocessed(lexer, context=context):
+            start = at + text.rfind("\n") + 1 if text.isspace() else at
+            if start > limit:
+                break
+            if context.pos == at and code.endswith("\n", 0, start):
+                found = start, tuple(context.stack)
+        return found
+    return 0, stack
+
+
+def _parts(code: str, language: str, stack: Stack) -> Iterator[tuple[str, str]]:
+    kind, text, lexer = "", "", get_lexer_by_name(language)
+    tokens = (
+        ExtendedRegexLexer.get_tokens_unprocessed(lexer, context=LexerContext(code, 0, list(stack)))
+        if stack
+        else lexer.get_tokens_unprocessed(code)
+    )
+    for _, type_, value in tokens:
         found = _class_of(type_)
         if found != kind and text:
             yield kind, text

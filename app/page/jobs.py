@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -21,8 +22,9 @@ from app.page.feed import Feed
 from app.page.prompt import Prompt
 from app.page.reply import Reply
 from app.page.speeds import Speeds
+from app.page.threads import NO_SUCH, in_thread, while_shown
 from app.page.turns import Mark, Shown, reply_fields
-from app.store import NoSuchChat, Store, StoreError
+from app.store import Store
 from app.store.records import State
 from app.worker.backend import Backend
 from app.worker.events import Events, failed
@@ -204,7 +206,8 @@ class Jobs:
                     self._publish(job, {"set": {"notice": notice}})
                 self.move_mark(job.owner, job.chat, mark, job.mark)
                 mark = job.mark
-                for change in job.shown.update(job.reply, is_over=is_over):
+                show = partial(job.shown.update, job.reply, is_over=is_over)
+                for change in await while_shown(show):
                     self._publish(job, change)
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
@@ -215,14 +218,14 @@ class Jobs:
         """Say what came of the reply, and save it, however long that takes."""
         kept_steps = b""
         try:
-            kept_steps = await asyncio.to_thread(self._summed_up, job)
+            kept_steps = await while_shown(partial(self._summed_up, job))
         except Exception:  # nothing keeps the text from being saved
             log.exception("a reply cannot be summed up")
         while not (await self._save(job, "done") or self._is_closed):
             await asyncio.sleep(SAVE_SECONDS)
         if kept_steps and not self._is_closed:
-            with suppress(StoreError):  # the text is kept, and that is what counts
-                await asyncio.to_thread(job.store.save_steps, job.turn, kept_steps)
+            with suppress(ApiError):  # the text is kept, and that is what counts
+                await in_thread(lambda: job.store.save_steps(job.turn, kept_steps))
 
     def _summed_up(self, job: Job) -> bytes:
         """Say in the reply what came of its drafts; returns its steps as they are kept."""
@@ -258,11 +261,12 @@ class Jobs:
             job.has_unsaved, trouble = False, ""
             kept = job.reply.text, job.reply.as_json(), state
             try:
-                await asyncio.to_thread(job.store.save_reply, job.turn, *kept)
-            except NoSuchChat:
-                log.warning("turn %d was deleted while it was written", job.turn)
-            except StoreError as error:
-                job.has_unsaved, trouble = True, str(error)
+                await in_thread(lambda: job.store.save_reply(job.turn, *kept))
+            except ApiError as error:
+                if error.status == NO_SUCH:
+                    log.warning("turn %d was deleted while it was written", job.turn)
+                else:
+                    job.has_unsaved, trouble = True, error.message
             if trouble != job.trouble:
                 job.trouble = trouble
                 self._publish(job, {"set": {"error": trouble}})

@@ -11,6 +11,7 @@ HTML is shown as text, images become links, and links open in a new tab.
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -24,9 +25,10 @@ from markdown_it.token import Token
 
 from app.page import footnotes, formulas
 from app.page.completion import completed, completed_inline
-from app.page.highlight import highlighted
+from app.page.highlight import Stack, highlighted, settled
 
 Env = MutableMapping[str, Any]
+MOST_GROWING = 1000  # characters of code that later ones may still change
 _LANGUAGE = re.compile(r"[A-Za-z0-9+#.-]{1,20}")
 _TASK = re.compile(r"\[([ xX])\] ")
 _INTERRUPTS = ["paragraph", "reference", "blockquote", "list"]
@@ -92,19 +94,36 @@ def _blocks(tokens: Sequence[Token], env: Env) -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of a growing block of code that can no longer change.
+
+    head   the source before them, which begins the block
+    stack  of the highlighter after them
+    """
+
+    head: str = ""
+    html: str = ""
+    stack: Stack = ()
+
+
 class Growing:
-    """Renders a growing text. Blocks that can no longer change are rendered only once.
+    """Renders a growing text. Blocks, and lines of the last block if that is code, that can no
+    longer change are rendered only once.
 
     blocks  as HTML, as ``update`` found them last
+    same    what the first block that changed begins with, as before
     """
 
     def __init__(self) -> None:
         self.blocks: list[str] = []
+        self.same = ""
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._settled = ""  # the source of the blocks that can no longer change
+        self._settled = ""  # the source of the blocks and lines that can no longer change
         self._n_settled = 0  # the number of these blocks
+        self._lines = _Lines()
         self._references: dict[str, Any] = {}
 
     def update(self, text: str, marks: Marks, at: int = 0) -> int | None:
@@ -114,25 +133,32 @@ class Growing:
         if not text.startswith(self._settled):
             self._begin_anew()
         begin = len(self._settled)
-        tail = text[begin:]
+        tail = self._lines.head + text[begin:]
+        begin -= len(self._lines.head)  # where the tail would begin
         env: Env = {
             "marks": marks,
             "at": at + begin,
             "live": True,
             "references": dict(self._references),
+            "lines": self._lines,
         }
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
-        if begin and env["references"] != self._references:
+        if self._settled and env["references"] != self._references:
             self._begin_anew()  # earlier links may now have a target
             return self.update(text, marks, at)
-        n_settled = self._n_settled
-        cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - at - begin))
+        n_settled, limit = self._n_settled, min(guessed - 1, marks.last_start - at - begin)
+        cut, end = self._cut(tokens, tail, limit)
+        blocks = [*self.blocks[:n_settled], *_blocks(tokens, env)]
         if cut:
             self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
+            self._lines = _Lines()
+        elif len(tokens) == 1:
+            end, self._lines = _settled_lines(tokens[0], tail, self._lines, limit, env)
+        if end:
             self._settled = text[: begin + end]
             self._references = env["references"]
-        return self._take([*self.blocks[:n_settled], *_blocks(tokens, env)], n_settled)
+        return self._take(blocks, n_settled)
 
     def finish(self, text: str, marks: Marks, at: int = 0) -> int | None:
         """Render the whole text as one that grows no more. Returns the same."""
@@ -143,7 +169,11 @@ class Growing:
         if before == blocks:
             return None
         pairs = zip(before[n_same:], blocks[n_same:], strict=False)
-        return n_same + len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        first = n_same + len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        old, new = (one[first] if first < len(one) else "" for one in (before, blocks))
+        n = bisect(range(len(new)), 0, key=lambda n: new[: n + 1] != old[: n + 1])
+        self.same = new[:n]
+        return first
 
     @staticmethod
     def _cut(tokens: Sequence[Token], tail: str, limit: int) -> tuple[int, int]:
@@ -160,6 +190,22 @@ class Growing:
                 if line + 1 < len(starts) and starts[line] <= limit:
                     return i, starts[line]
         return 0, 0
+
+
+def _settled_lines(
+    token: Token, tail: str, lines: _Lines, limit: int, env: Env
+) -> tuple[int, _Lines]:
+    """Where the lines of a block of code that can still change begin in the source, and those that
+    cannot, which are before ``limit`` there and far from the end; 0 if there are none yet."""
+    at, code = token.meta.get("at"), token.content
+    if token.type != "fence" or not at or len(code) < 2 * MOST_GROWING:
+        return 0, lines
+    most = min(bisect(at, limit), len(code) - MOST_GROWING)
+    n, stack = settled(code, _language(token), lines.stack, most)
+    if not n:
+        return 0, lines
+    html = lines.html + _code_html(code[:n], _language(token), lines.stack, at[:n], env)
+    return at[n], _Lines(lines.head or tail[: at[0]], html, stack)
 
 
 def _with_newlines(text: str) -> str:
@@ -386,18 +432,27 @@ def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, e
 
 def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
     """A code block with its language and a Copy button."""
-    token, pos, parts = tokens[index], 0, []
-    at = token.meta.get("at")
-    language = (token.info.split() or [""])[0]
-    for kind, text in highlighted(token.content, language):
+    token, language = tokens[index], _language(tokens[index])
+    lines = env.pop("lines", _Lines())
+    html = _code_html(token.content, language, lines.stack, token.meta.get("at"), env)
+    name = f"<span>{escape(language)}</span>" if _LANGUAGE.fullmatch(language) else ""
+    button = '<button type="button" data-action="copy-code">Copy</button>'
+    code = f"<pre><code>{lines.html}{html}</code></pre>"
+    return f'<div class="code">{code}<span class="actions">{name}{button}</span></div>'
+
+
+def _language(token: Token) -> str:
+    return (token.info.split() or [""])[0]
+
+
+def _code_html(code: str, language: str, stack: Stack, at: Sequence[int] | None, env: Env) -> str:
+    pos, parts = 0, []
+    for kind, text in highlighted(code, language, stack):
         end = pos + len(text)
         html = _painted(text, at and at[pos:end], env)
         parts.append(f'<span class="{kind}">{html}</span>' if kind else html)
         pos = end
-    name = f"<span>{escape(language)}</span>" if _LANGUAGE.fullmatch(language) else ""
-    button = '<button type="button" data-action="copy-code">Copy</button>'
-    code = f"<pre><code>{''.join(parts)}</code></pre>"
-    return f'<div class="code">{code}<span class="actions">{name}{button}</span></div>'
+    return "".join(parts)
 
 
 def _task(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:

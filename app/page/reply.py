@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+
 from app.page.markdown import Marks
 from app.worker.messages import (
     Done,
@@ -163,37 +165,56 @@ class Reply:
 
     @classmethod
     def from_json(cls, text: str, kept: Mapping[str, Any]) -> Reply:
-        """The reply that was kept. What cannot be read of it is left out: an import or a newer
+        """The reply that was kept; its text alone if the rest cannot be read: an import or a newer
         version may have written it."""
         try:
-            return cls._read(text, kept)
-        except (TypeError, ValueError, AttributeError) as error:
+            found = _KEPT.validate_python(kept)
+        except ValidationError as error:
             log.warning("ignoring what was kept of a reply beside its text: %s", error)
-            return cls(text=text)
-
-    @classmethod
-    def _read(cls, text: str, kept: Mapping[str, Any]) -> Reply:
-        done, runs = kept.get("done"), kept.get("runs") or []
+            found = _Kept()
         reply = cls(
-            str(kept.get("method", "")),
+            found.method,
             text,
-            done=Done(**done) if done else None,
-            error=str(kept.get("error", "")),
-            model=str(kept.get("model", "")),
-            opening=str(kept.get("opening", "")),
-            thinking=kept.get("thinking"),
-            seconds_thinking=float(kept.get("seconds_thinking", 0)),
-            n_ctx=int(kept.get("n_ctx", 0)),
-            left_out=LeftOut(int(kept.get("n_left_out", 0)), int(kept.get("n_ctx", 0))),
-            reads_from=kept.get("reads_from"),
-            sentence=str(kept.get("sentence", "")),
-            figures=[[str(label), str(value)] for label, value in kept.get("figures", [])],
-            cells=[[float(ms), float(n_tokens)] for ms, n_tokens in kept.get("cells", [])],
+            done=found.done,
+            error=found.error,
+            model=found.model,
+            opening=found.opening,
+            thinking=found.thinking,
+            seconds_thinking=found.seconds_thinking,
+            n_ctx=found.n_ctx,
+            left_out=LeftOut(found.n_left_out, found.n_ctx),
+            reads_from=found.reads_from,
+            sentence=found.sentence,
+            figures=[list(one) for one in found.figures],
+            cells=[list(one) for one in found.cells],
         )
-        if sum(n_characters for n_characters, _ in runs) == len(text):
-            for number, (n_characters, n_tokens) in enumerate(runs):
+        if sum(n_characters for n_characters, _ in found.runs) == len(text):
+            for number, (n_characters, n_tokens) in enumerate(found.runs):
                 reply._add(n_characters, number % 2 == 1, n_tokens)
         return reply
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What ``as_json`` keeps, as far as it is read."""
+
+    method: str = ""
+    model: str = ""
+    n_ctx: NonNegativeInt = 0
+    runs: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
+    opening: str = ""
+    thinking: bool | None = None
+    seconds_thinking: FiniteFloat = 0.0
+    error: str = ""
+    n_left_out: NonNegativeInt = 0
+    reads_from: int | None = None
+    sentence: str = ""
+    figures: tuple[tuple[str, str], ...] = ()
+    cells: tuple[tuple[FiniteFloat, FiniteFloat], ...] = ()
+    done: Done | None = None
+
+
+_KEPT = TypeAdapter(_Kept)
 
 
 def waiting_notice(event: Waiting) -> str:

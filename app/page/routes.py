@@ -9,7 +9,6 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from html import escape
 from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -21,12 +20,16 @@ from starlette.responses import StreamingResponse
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.json_text import dumps
+from app.api.replies import while_connected
 from app.page import steps
-from app.page.chats import MOST_TURNS, Ask, Chats, in_thread, settings_of
+from app.page.apart import Apart, Unreadable
+from app.page.chats import MOST_TURNS, Ask, Chats, settings_of
 from app.page.feed import encoded
-from app.page.files import UnreadableFile, text_of_pdf
+from app.page.imported import chats_of
 from app.page.owners import Owners
+from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
+from app.page.threads import in_thread
 from app.page.turns import GONE_SECONDS
 from app.store import Hit
 from app.worker.messages import LoadedModel, ModelFacts, Status
@@ -131,11 +134,12 @@ Owner = Annotated[str, Depends(owner_of)]
 
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
     app.state.owners = owners
-    app.include_router(_routes(chats, owners))
-    app.include_router(_imports(chats))
+    apart = Apart()
+    app.include_router(_routes(chats, owners, apart))
+    app.include_router(_imports(chats, apart))
 
 
-def _routes(chats: Chats, owners: Owners) -> APIRouter:
+def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend = chats.kept, chats.feed, chats.backend
     version = store.version()
@@ -267,8 +271,8 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Turns
 
     @router.post("/chats/{chat}/messages")
-    async def message(owner: Owner, chat: str, body: Message) -> Response:
-        files = await in_thread(lambda: _files(body.files, ()))
+    async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
+        files = await while_connected(http, _files(body.files, (), apart))
         parent = body.parent
         if "parent" not in body.model_fields_set:
             kept = chats.store_of(chat)
@@ -285,11 +289,11 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         return as_json(await chats.proceed(Ask(owner, body.settings), turn))
 
     @router.post("/turns/{turn}/edit")
-    async def edit(owner: Owner, turn: TurnId, body: Edit) -> Response:
+    async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
         given, files = body.files, None
         if given is not None:
             old = (await chats.turn(owner, turn)).files
-            files = await in_thread(lambda: _files(given, old))
+            files = await while_connected(http, _files(given, old, apart))
         ask = Ask(owner, body.settings)
         return as_json(await chats.edit(ask, turn, _said(body.text), files))
 
@@ -322,10 +326,16 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
-        kept = await in_thread(lambda: chats.store_of_turn(turn).steps(turn, owner))
-        if kept is None:
+        def read() -> bytes | None:
+            kept = chats.store_of_turn(turn).steps(turn, owner)
+            with suppress(ValueError):
+                return None if kept is None else steps.shown(kept)
+            return None  # an earlier version's import kept anything
+
+        shown = await in_thread(read)
+        if shown is None:
             raise ApiError("the steps of this reply are not kept", 404)
-        return Response(steps.shown(kept), media_type="application/json")
+        return Response(shown, media_type="application/json")
 
     # Races
 
@@ -361,14 +371,17 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     return router
 
 
-def _imports(chats: Chats) -> APIRouter:
-    """The import, whose bodies may have as many values as they like: a thread reads them."""
+def _imports(chats: Chats, apart: Apart) -> APIRouter:
+    """The import, whose bodies may have as many values as they like: another process reads them."""
     router = APIRouter(prefix="/page", tags=["page"])
 
     @router.post("/import")
     async def import_chats(http: Request, owner: Owner) -> Response:
-        text = (await http.body()).decode("utf-8", "replace")
-        found = await in_thread(lambda: chats.kept.import_(owner, text))
+        try:
+            read = await while_connected(http, apart.read(chats_of, await http.body()))
+            found = await in_thread(lambda: chats.add(owner, read))
+        except Unreadable as error:
+            raise ApiError(f"Cannot import this file: {error}.") from error
         told = [chats.tell(chat) for chat in found.chats]
         return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
 
@@ -394,7 +407,9 @@ def _said(text: str) -> str:
     return text.strip("\n") if text.strip() else ""
 
 
-def _files(given: list[GivenFile], old: tuple[Mapping[str, Any], ...]) -> list[Mapping[str, Any]]:
+async def _files(
+    given: list[GivenFile], old: tuple[Mapping[str, Any], ...], apart: Apart
+) -> list[Mapping[str, Any]]:
     """The files as they are kept; ``old`` are those of the edited message."""
     found: list[Mapping[str, Any]] = []
     for number, file in enumerate(given):
@@ -402,9 +417,11 @@ def _files(given: list[GivenFile], old: tuple[Mapping[str, Any], ...]) -> list[M
             text = file.text
             if file.pdf:
                 try:
-                    text = text_of_pdf(file.name, file.pdf)
-                except UnreadableFile as error:
-                    raise ApiError(str(error), param=f"files[{number}]") from error
+                    pages = await apart.read(text_of_pdf, file.pdf)
+                    text = "\n\n".join(pages)
+                except Unreadable as error:
+                    why = f"{file.name} cannot be read as a PDF: {error}"
+                    raise ApiError(why, param=f"files[{number}]") from error
             found.append({"name": file.name, "text": text, "leads": file.leads})
         elif 0 <= file.kept < len(old):
             found.append(old[file.kept])
@@ -414,8 +431,8 @@ def _files(given: list[GivenFile], old: tuple[Mapping[str, Any], ...]) -> list[M
 
 
 def hit_json(chats: Chats, hit: Hit) -> Json:
-    html = escape(hit.snippet).replace("\x02", "<mark>").replace("\x03", "</mark>")
-    return {"chat": chats.as_json(hit.chat), "turn": hit.turn, "html": html}
+    snippet = re.split("[\x02\x03]", hit.snippet)
+    return {"chat": chats.as_json(hit.chat), "turn": hit.turn, "snippet": snippet}
 
 
 def status_json(status: Status) -> Json:

@@ -13,15 +13,40 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from app.worker.messages import Node, StepRecord
+from pydantic import FiniteFloat, TypeAdapter
+
+from app.worker.messages import StepRecord
 
 MOST_CELLS = 400
+MOST_BYTES = 8 * 2**20  # of the JSON, which replays of 10,000 steps stay below
+Milliseconds = FiniteFloat
+
+
+@dataclass(frozen=True)
+class _Kept:
+    method: str
+    sources: list[str]
+    steps: list[
+        tuple[
+            Milliseconds,
+            Milliseconds,
+            Milliseconds,
+            int,
+            int,
+            list[tuple[int, str, int]],
+            list[int],
+            str,
+        ]
+    ]
+
+
+_KEPT = TypeAdapter(_Kept)
 
 
 def pack(records: Iterable[StepRecord], method: str) -> bytes:
-    """What is kept of the steps of a reply by ``method``."""
+    """What is kept of the steps of a reply by ``method``; empty if they are too many."""
     sources: dict[str, int] = {}
     steps = []
     for record in records:
@@ -31,23 +56,23 @@ def pack(records: Iterable[StepRecord], method: str) -> bytes:
         ]
         steps.append((*record[:5], nodes, record.path, record.bonus))
     kept = {"method": method, "sources": list(sources), "steps": steps}
-    return zlib.compress(json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode())
+    text = json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
+    return zlib.compress(text) if len(text) <= MOST_BYTES else b""
 
 
 def shown(kept: bytes) -> bytes:
-    """What ``pack`` kept, as JSON. Raises zlib.error for bytes that it has not made."""
-    return zlib.decompress(kept)
+    """What ``pack`` kept, as JSON. An import may have brought it, so it is read and written anew.
 
-
-def unpack(kept: bytes) -> tuple[list[StepRecord], str]:
-    """The steps and the method that ``pack`` was given."""
-    found: dict[str, Any] = json.loads(shown(kept))
-    sources = found["sources"]
-    records = []
-    for *figures, nodes, path, bonus in found["steps"]:
-        made = tuple(Node(parent, piece, sources[source]) for parent, piece, source in nodes)
-        records.append(StepRecord._make((*figures, made, tuple(path), bonus)))
-    return records, found["method"]
+    Raises ValueError if ``pack`` cannot have made it.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(kept, MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(error) from error
+    if not unpacker.eof:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes, or no end")
+    return _KEPT.dump_json(_KEPT.validate_json(text))
 
 
 def n_tokens(record: StepRecord) -> int:

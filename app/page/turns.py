@@ -28,20 +28,29 @@ class Shown:
         self._parts = {part: Growing() for part in PARTS}
 
     def update(self, reply: Reply, *, is_over: bool = False) -> list[dict[str, Any]]:
-        """The blocks that changed, as the stream sends them."""
+        """The blocks that changed, as the stream sends them. May run in a thread while the reply
+        grows; to send the same again changes nothing."""
         changed = []
         for part, start, end in _spans(reply):
             growing = self._parts[part]
             render = growing.finish if is_over else growing.update
             first = render(reply.text[start:end], reply.marks, start)
             if first is not None:
-                changed.append({"part": part, "from": first, "blocks": growing.blocks[first:]})
+                blocks, same = growing.blocks[first:], growing.same
+                blocks[:1] = [one[len(same) :] for one in blocks[:1]]
+                change = {"part": part, "from": first, "same": in_javascript(same)}
+                changed.append({**change, "blocks": blocks})
         return changed
 
     def blocks(self) -> dict[str, list[str]]:
         """All blocks, as fields of a turn."""
         reasoning, answer = (list(self._parts[part].blocks) for part in PARTS)
         return {"reasoning": reasoning, "blocks": answer}
+
+
+def in_javascript(text: str) -> int:
+    """The length of a text as JavaScript counts it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _spans(reply: Reply) -> list[tuple[str, int, int]]:

@@ -8,16 +8,21 @@ event: those keep a connection open for each tab, of which a browser has six to 
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import gradio as gr
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field, Json, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.guard import PAGE
+from app.guard import PAGE, POLICY, POSTS
 from app.page.fields import settings_fields
 from app.worker.backend import Backend
 
@@ -83,6 +88,7 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
     )
     app.add_middleware(_WithHead, head=head.encode())
     app.add_middleware(_Compressed)
+    app.add_middleware(_Checked)
     gr.mount_gradio_app(
         app,
         page,
@@ -113,8 +119,8 @@ def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
 
 
 class _WithHead:
-    """Adds to the head of the page's document. Gradio would add it in the browser, after its own
-    scripts."""
+    """Adds to the head of the page's document, and allows the document's own scripts. Gradio would
+    add to the head in the browser, after its own scripts."""
 
     def __init__(self, app: ASGIApp, head: bytes) -> None:
         self._app = app
@@ -133,8 +139,14 @@ class _WithHead:
                 start = message
                 return
             if start:
-                message["body"] = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
-                MutableHeaders(raw=start["headers"])["content-length"] = str(len(message["body"]))
+                body = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
+                found = re.findall(rb"<script[^>]*>(.*?)</script>", body, re.DOTALL)
+                hashes = [b64encode(sha256(one).digest()).decode() for one in found if one]
+                allowed = " ".join(["script-src", *(f"'sha256-{one}'" for one in hashes)])
+                headers = MutableHeaders(scope=start)
+                headers["content-length"] = str(len(body))
+                headers["content-security-policy"] = POLICY.replace("script-src", allowed)
+                message["body"] = body
                 await send(start)
                 start = {}
             await send(message)
@@ -154,6 +166,41 @@ class _Compressed:
         is_page = path.startswith("/page/") or PAGE.fullmatch(path) is not None
         app = self._compressed if scope["type"] == "http" and is_page else self._app
         await app(scope, receive, send)
+
+
+class _Shown(BaseModel):
+    """What the page asks Gradio for: the fields of these settings."""
+
+    data: tuple[Json[dict[str, Any]]]
+    fn_index: Literal[0]
+    trigger_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    session_hash: Annotated[str, Field(max_length=100)] | None = None
+
+
+class _Checked:
+    """Passes what the page asks Gradio for, and nothing else: Gradio's answer to odd requests is
+    status 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in POSTS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            asked = _Shown.model_validate_json(await Request(scope, receive).body())
+        except ValidationError as error:
+            why = f"This is not what the page asks for: {error.errors()[0]['msg']}"
+            await JSONResponse({"error": why, "detail": why}, 400)(scope, receive, send)
+            return
+        body = {**asked.model_dump(), "data": [json.dumps(asked.data[0])]}
+        message: Message = {"type": "http.request", "body": json.dumps(body).encode()}
+
+        async def checked() -> Message:
+            return message
+
+        await self._app(scope, checked, send)
 
 
 def _text(name: str) -> str:

@@ -4,11 +4,22 @@ Knows nothing of HTTP, HTML, Gradio or the backend. What a reply and a chat's se
 the page's business: the store keeps them as JSON.
 """
 
-from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, StoreError, Turn
+from app.store.imports import Found
+from app.store.records import (
+    Chat,
+    Hit,
+    Imported,
+    NoSuchChat,
+    Preset,
+    StoreError,
+    Turn,
+    UnreadableExport,
+)
 from app.store.store import Store, default_file
 
 __all__ = [
     "Chat",
+    "Found",
     "Hit",
     "Imported",
     "NoSuchChat",
@@ -16,5 +27,6 @@ __all__ = [
     "Store",
     "StoreError",
     "Turn",
+    "UnreadableExport",
     "default_file",
 ]

@@ -52,6 +52,10 @@ class Database:
         """All that ``work`` writes is kept, or nothing of it if it raises."""
         return self._call(lambda: _within(self._connection, "IMMEDIATE", work))
 
+    def forget(self) -> None:
+        """Leave no byte of what was deleted in the log, unless another program reads it now."""
+        self._call(lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+
     def close(self) -> None:
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
@@ -85,6 +89,7 @@ class Database:
             connection.execute("PRAGMA trusted_schema = ON")  # its triggers use that function
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA secure_delete = ON")
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise sqlite3.DatabaseError(found)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -17,10 +17,14 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from app.store.exports import FORMAT, VERSION
-from app.store.records import Chat, Role, Seconds, StoreError, Turn
+from app.store.records import Chat, Role, Seconds, Turn, UnreadableExport
+from app.store.rows import TITLE_LENGTH
+
+MOST_VALUES = 5_000_000  # of a file, counted by commas and brackets
 
 Json = Mapping[str, Any]
 _CHAT, _TURN, _SECONDS = TypeAdapter(Chat), TypeAdapter(Turn), TypeAdapter(Seconds)
+_NEW = {"chat": "", "owner": "", "deleted_at": None}  # whatever the file says
 _ID = re.compile(r"[\w-]{12}", re.ASCII)
 _CITATION = re.compile("\ue200.*?\ue201")  # ChatGPT's marks of what it found on the web
 # Open WebUI's form of a reply's reasoning.
@@ -55,44 +59,56 @@ def origin(source: str, turns: Sequence[Turn]) -> str:
     return hashlib.sha256(json.dumps([source, texts]).encode()).hexdigest()
 
 
-def read(data: object, now: float) -> tuple[list[Found], list[str]]:
+def read(
+    data: object, now: float, checked: Callable[[Found], Found] = lambda found: found
+) -> tuple[list[Found], list[str]]:
     """The chats of a file, as JSON or already read, and why others are refused.
 
-    now  the time of chats that have none
-    Raises StoreError if the file is none of the formats.
+    now      the time of chats that have none
+    checked  what is kept of a chat; it raises ValueError for a damaged one
+    Raises UnreadableExport if the file is none of the formats.
     """
     if isinstance(data, (str, bytes)):
-        try:
-            data = json.loads(data)
-        except (ValueError, RecursionError):
-            raise StoreError("Cannot import this file: it is not JSON, or incomplete.") from None
+        data = _loaded(data)
     readers = {1: _earlier, VERSION: _ours}
     if isinstance(data, dict) and data.get("format") == FORMAT:
         version, chats = data.get("version"), data.get("chats")
         if isinstance(version, int) and version > VERSION:
-            raise StoreError("Cannot import this file: a newer version of this program wrote it.")
+            raise UnreadableExport("a newer version of this program wrote it")
         reader = readers.get(version if isinstance(version, int) else 0)
     else:
         chats, reader = (data if isinstance(data, list) else [data]), _others
     if not isinstance(chats, list) or reader is None:
-        raise StoreError("Cannot import this file: it has no chats.")
+        raise UnreadableExport("it has no chats")
     found, refused = [], []
     for n, chat in enumerate(chats, 1):
         title = str(chat.get("title") or "untitled") if isinstance(chat, dict) else "untitled"
+        title = title[:TITLE_LENGTH]
         try:
-            found.append(reader(chat, now))
+            found.append(checked(reader(chat, now)))
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, _Refused) else "it is damaged"
             refused.append(f"Chat {n} ({title}): {why}.")
     if refused and not found and reader is _others:
-        raise StoreError(
-            "Cannot import this file: it has no chats of this program, ChatGPT or Open WebUI."
-        )
+        raise UnreadableExport("it has no chats of this program, ChatGPT or Open WebUI")
     return found, refused
 
 
 class _Refused(ValueError):
     pass
+
+
+def _loaded(data: str | bytes) -> object:
+    """The file's JSON."""
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise UnreadableExport(
+            f"it has more than {MOST_VALUES:,} commas and brackets. Import it in parts"
+        )
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnreadableExport("it is not JSON, or incomplete") from None
 
 
 # Ours
@@ -102,13 +118,14 @@ def _ours(data: Json, now: float) -> Found:
     turns, steps = [], {}
     for n, one in enumerate(data["turns"]):
         state = "interrupted" if one["state"] == "running" else one["state"]
-        turn = _turn(**{**one, "id": n, "parent": _before(one["parent"], n), "state": state})
+        parent = _before(one["parent"], n)
+        turn = _turn(**{**one, **_NEW, "id": n, "parent": parent, "state": state})
         turns.append(turn)
         if one.get("steps"):
             steps[n] = b64decode(one["steps"], validate=True)
     id_ = data["id"] if _ID.fullmatch(data["id"]) else ""
     leaf = _before(data["leaf"], len(turns))
-    chat = _CHAT.validate_python({**data, "id": id_, "owner": "", "leaf": leaf})
+    chat = _CHAT.validate_python({**data, **_NEW, "id": id_, "leaf": leaf})
     return Found(f"{FORMAT}:{data['id']}", chat, turns, steps)
 
 

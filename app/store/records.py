@@ -24,6 +24,10 @@ class NoSuchChat(StoreError):
         super().__init__(f"This {what} does not exist, or it was deleted.")
 
 
+class UnreadableExport(StoreError):
+    """A file that is no export of chats; the message says why."""
+
+
 @dataclass(frozen=True)
 class Chat:
     """A chat, without its turns.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
@@ -19,7 +21,7 @@ import platformdirs
 
 from app.store import exports, imports, search
 from app.store.database import Database
-from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, Role, State, Turn
+from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, Role, State, StoreError, Turn
 from app.store.rescue import rescue
 from app.store.rows import (
     BELOW,
@@ -40,6 +42,7 @@ from app.store.rows import (
 from app.store.schema import SCHEMA
 
 KEEP_DELETED = 24 * 3600.0  # seconds
+PURGE_SECONDS = 600.0  # between looks for what was deleted longer ago
 MOST_STEP_BYTES = 256_000_000
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,22 +97,43 @@ class Store:
         self._first_turn = first_turn
         self._clock = clock
         self._begin()
+        self.purge()
+        self._closing = threading.Event()
+        threading.Thread(target=self._keep_purging, daemon=True).start()
 
     def close(self) -> None:
+        self._closing.set()
         self.database.close()
+
+    def _keep_purging(self) -> None:
+        while not self._closing.wait(PURGE_SECONDS):
+            with suppress(StoreError, RuntimeError):  # such as a locked file; it is being closed
+                self.purge()
+
+    def purge(self) -> None:
+        """Remove what was deleted more than KEEP_DELETED ago from the file, to the last byte."""
+        if self._purge():
+            self.database.forget()
+
+    @_writes
+    def _purge(self, db: Connection) -> int:
+        """Returns the number of chats and turns that went."""
+        n, before = 0, (self._clock() - KEEP_DELETED,)
+        for table in ("turns", "chats"):
+            n += db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", before).rowcount
+        for index in ("titles", "texts") if n else ():  # they keep words until they are merged
+            db.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
+        return n
 
     @_writes
     def _begin(self, db: Connection) -> None:
-        """Purge what was deleted long ago and mark the replies that a server left running."""
+        """Mark the replies that a server left running."""
         damaged = self.database.damaged
         if damaged is not None:
             self.notice = (
                 f"The file of your chats was damaged. It is now {damaged}. "
                 f"Chats that could be read and are still here: {rescue(db, damaged)}."
             )
-        for table in ("chats", "turns"):
-            deleted_before = self._clock() - KEEP_DELETED
-            db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", (deleted_before,))
         if self._first_turn > 1:
             last = self._first_turn - 1
             db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
@@ -397,11 +421,19 @@ class Store:
     def import_(self, owner: str, data: object) -> Imported:
         """Add the chats of an export: ours, ChatGPT's, Open WebUI's, or earlier versions'.
 
-        ``data`` is JSON, as text or already read. Each chat is added as a whole or not at all.
-        Raises StoreError if it is no such export.
+        ``data`` is JSON, as text or already read. Raises UnreadableExport if it is no such export.
         """
         found, refused = imports.read(data, self._clock())
-        added = [self._add(owner, one) for one in found]
+        return self.add(owner, [*found, *refused])
+
+    def add(self, owner: str, found: Iterable[imports.Found | str]) -> Imported:
+        """Add chats, each as a whole or not at all; texts say why others are refused."""
+        refused, added = [], []
+        for one in found:
+            if isinstance(one, str):
+                refused.append(one)
+            else:
+                added.append(self._add(owner, one))
         chats = tuple(chat for chat in added if chat is not None)
         return Imported(chats, len(added) - len(chats), tuple(refused))
 

@@ -29,6 +29,8 @@ listeners.chat = (changed) => {
     if (changed.deleted) newChat();
     else chat = changed;
   }
+  const { [changed.id]: _, ...others } = memory.get("drafts") ?? {};
+  if (changed.deleted) memory.set("drafts", others);
   cancelAnimationFrame(drawing);
   drawing = requestAnimationFrame(showChats);
 };
@@ -142,10 +144,10 @@ const search = tried(async () => {
   showChats();
 });
 
-function hitRow({ chat: { id, title }, turn, html }, n) {
+function hitRow({ chat: { id, title }, turn, snippet: parts }, n) {
   const hash = turn ? `#chat=${id}&turn=${turn}` : `#chat=${id}`;
-  const snippet = h("span", { class: "snippet", dir: "auto" });
-  snippet.append(fromHtml(html));
+  const shown = parts.map((part, at) => (at % 2 ? h("mark", {}, part) : part));
+  const snippet = h("span", { class: "snippet", dir: "auto" }, ...shown);
   const name = h("b", { dir: "auto" }, title || "Untitled");
   return h("div", { class: "row hit" }, h("a", { href: here(hash), "data-key": `hit-${n}` }, name, snippet));
 }
@@ -202,9 +204,8 @@ function startChats() {
     $("#show-chats").focus();
   };
   $("#incognito").onclick = ({ currentTarget }) => {
-    isIncognito = !isIncognito;
+    newChat(!isIncognito);
     currentTarget.ariaPressed = String(isIncognito);
-    newChat();
   };
   $("#search").oninput = search;
   $("#folders").onchange = ({ target }) => {

@@ -87,19 +87,21 @@ function fitBox() {
   area.style.height = `${Math.min(area.scrollHeight, innerHeight * 0.4)}px`;
 }
 
-// Drafts: what was typed stays with its chat, through reloads.
+// Drafts: what was typed stays with its chat, through reloads; that of incognito chats in memory alone.
+
+let fleeting = {}; // drafts of incognito chats
+const isFleeting = () => chat?.incognito ?? isIncognito;
+const drafts = () => (isFleeting() ? fleeting : (memory.get("drafts") ?? {}));
+const keepDrafts = (now) => (isFleeting() ? (fleeting = now) : memory.set("drafts", now));
 
 function keepDraft() {
-  const drafts = memory.get("drafts") ?? {};
-  const key = chat?.id ?? "new";
-  const { [key]: _, ...others } = drafts;
-  const files = JSON.stringify(attached).length < 5e5 ? attached : [];
-  const now = box().value || files.length ? { ...others, [key]: { text: box().value, files } } : others;
-  memory.set("drafts", now);
+  const { [chat?.id ?? "new"]: _, ...others } = drafts();
+  const draft = { text: box().value, files: JSON.stringify(attached).length < 5e5 ? attached : [] };
+  keepDrafts(draft.text || draft.files.length ? { ...others, [chat?.id ?? "new"]: draft } : others);
 }
 
 function restoreDraft() {
-  const { text = "", files = [] } = memory.get("drafts")?.[chat?.id ?? "new"] ?? {};
+  const { text = "", files = [] } = drafts()[chat?.id ?? "new"] ?? {};
   isQueued = false;
   compose(text, files);
 }

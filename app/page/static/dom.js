@@ -5,8 +5,9 @@ const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
 // h("a", { href: "#", onclick }, "text") makes an element. Attributes that are false or null are left out.
-function h(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+const h = (tag, ...given) => filled(document.createElement(tag), ...given);
+const svg = (tag, ...given) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...given);
+function filled(made, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made[name] = value;
     else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
@@ -15,7 +16,7 @@ function h(tag, attributes = {}, ...children) {
   return made;
 }
 
-// HTML from the server, whose text is escaped there.
+// The HTML of a block of Markdown, whose text the server has escaped. Nothing else becomes HTML.
 function fromHtml(html) {
   const template = document.createElement("template");
   template.innerHTML = html;
@@ -29,8 +30,7 @@ function setText(element, text) {
 }
 
 // An icon of main.html.
-const icon = (name) =>
-  fromHtml(`<svg aria-hidden="true"><use href="#icon-${name}"/></svg>`).firstChild;
+const icon = (name) => svg("svg", { "aria-hidden": "true" }, svg("use", { href: `#icon-${name}` }));
 
 const button = (content, onclick, attributes) =>
   h("button", { type: "button", onclick, ...attributes }, ...[content].flat());

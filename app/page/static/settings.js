@@ -22,7 +22,7 @@ function useSettings(given) {
 let settingsSaved = 0;
 function changeSettings(changes, before = settings) {
   settings = { ...before, ...changes };
-  memory.set("settings", settings);
+  if (!isFleeting()) memory.set("settings", settings);
   showHeader();
   clearTimeout(settingsSaved);
   if (!chat) return;
@@ -167,8 +167,8 @@ function showMethods() {
     const disabled = setting && setting !== "parameters" && !offer.length;
     now.append(h("option", { value: name, disabled }, title + needs));
   }
-  // An open list would close.
-  if (now.innerHTML !== select.innerHTML) select.replaceChildren(...now.children);
+  const isSame = [...now.children].every((one, n) => one.isEqualNode(select.children[n]));
+  if (!isSame || now.length !== select.length) select.replaceChildren(...now.children); // closes an open list
   select.value = nameOf(settings.method);
 }
 

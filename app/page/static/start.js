@@ -66,7 +66,9 @@ listeners.reset = tried(async () => {
   await readServer();
   await readChats();
   if (!chat) return;
+  const before = nOpened;
   const got = await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`);
+  if (before !== nOpened) return;
   chat = got.chat;
   const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
   takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
@@ -121,7 +123,6 @@ async function start() {
   useSettings({ ...memory.get("settings"), ...(method && { method }) });
   await readChats();
   window.addEventListener("hashchange", followAddress);
-  window.addEventListener("popstate", followAddress);
   showTurns();
   restoreDraft();
   await followAddress();

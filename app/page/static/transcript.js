@@ -5,8 +5,13 @@ let hasEarlier = false; // turns before these
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
 const LEFT_OUT = "The model no longer reads the turns above: its context of";
 
+let nOpened = 0; // another chat may be opened before the last one has come
 async function openChat(id, turn = null) {
-  const got = await api("GET", `/chats/${id}?limit=30`);
+  const mine = ++nOpened;
+  const got = await api("GET", `/chats/${id}?limit=30`).catch((error) => {
+    if (mine === nOpened) throw error;
+  });
+  if (mine !== nOpened) return;
   keepDraft();
   chat = got.chat;
   useSettings(chat.settings);
@@ -16,12 +21,15 @@ async function openChat(id, turn = null) {
   else scrollToEnd();
 }
 
-function newChat() {
+function newChat(incognito = isIncognito) {
+  nOpened++;
   leaveList();
   keepDraft();
+  const wasFleeting = isFleeting();
   chat = null;
+  isIncognito = incognito;
   if (location.hash) history.pushState(null, "", here(""));
-  useSettings(settings);
+  useSettings(wasFleeting && !isIncognito ? memory.get("settings") : settings);
   takeTurns({ turns: [], has_earlier: false });
   restoreDraft();
   focusBox();
@@ -48,7 +56,9 @@ function takeTurns(got) {
 }
 
 async function readEarlier() {
-  const { turns: before, has_earlier } = await api("GET", `/chats/${chat.id}?before=${turns[0].id}&limit=30`);
+  const [first] = turns;
+  const { turns: before, has_earlier } = await api("GET", `/chats/${chat.id}?before=${first.id}&limit=30`);
+  if (turns[0] !== first) return; // they are there already, or another chat is
   const box = $("#transcript");
   const fromEnd = box.scrollHeight - box.scrollTop;
   takeTurns({ turns: [...before, ...turns], has_earlier });
@@ -174,9 +184,9 @@ function cellsOf(cells) {
     paths[n > 1 ? "fast" : "plain"] += `M${at} ${top}h${ms * 0.9}v${-n}h${-ms * 0.9}z`;
     at += ms;
   }
-  const shapes = Object.entries(paths).map(([name, d]) => `<path class="${name}" d="${d}"/>`);
-  const box = `viewBox="0 0 ${at || 1} ${top}" preserveAspectRatio="none" aria-hidden="true"`;
-  return fromHtml(`<svg class="steps" ${box}>${shapes.join("")}</svg>`).firstChild;
+  const shapes = Object.entries(paths).map(([name, d]) => svg("path", { class: name, d }));
+  const box = { viewBox: `0 0 ${at || 1} ${top}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  return svg("svg", { class: "steps", ...box }, ...shapes);
 }
 
 // What the buttons of a turn do, by their data-action.
@@ -308,7 +318,7 @@ function moveInTurns(event) {
 
 // A running reply, by the stream
 
-listeners.turn = ({ chat: id, turn: n, part, from, blocks, set }) => {
+listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
   const turn = id === chat?.id && turns.find((one) => one.id === n);
   if (!turn) return;
   const article = $(`#turn-${n}`);
@@ -322,9 +332,11 @@ listeners.turn = ({ chat: id, turn: n, part, from, blocks, set }) => {
     showComposer();
   } else {
     const name = part === "answer" ? "blocks" : part;
-    turn[name] = [...(turn[name] ?? []).slice(0, from), ...blocks];
+    const known = turn[name] ?? [];
+    const begun = (known[from] ?? "").slice(0, same); // the first block begins as before
+    turn[name] = [...known.slice(0, from), ...blocks.map((html, at) => (at ? html : begun + html))];
     $(".thoughts", article).hidden = !turn.reasoning?.length;
-    takeBlocks($(`.${part}`, article), from, blocks);
+    takeBlocks($(`.${part}`, article), from, turn[name].slice(from));
   }
   if (isAtEnd) scrollToEnd();
 };

@@ -65,6 +65,56 @@ def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> 
     page.wait_for_selector("#alert:has-text('it has no chats of this program')")
 
 
+SCRIPT = (
+    """'"></script><img src=x onerror="ran = 1"><svg onload="ran = 1"><script>ran = 1</script>"""
+)
+LINK = (
+    "[a](javascript:ran=1) <javascript:ran=1> [b]: javascript:ran=1 $\\href{javascript:ran=1}{x}$"
+)
+
+
+def test_no_script_of_an_imported_chat_or_of_the_routes_answers_runs(chat: Chat) -> None:
+    page = chat.page
+    said = {"parent": None, "role": "user", "text": SCRIPT, "state": "done", "created_at": 1.0}
+    kinds = (f"<think>{SCRIPT}</think>{SCRIPT}", LINK, f"```{SCRIPT}\n{SCRIPT}\n```")
+    reply = dict.fromkeys(("method", "model", "error", "sentence"), SCRIPT)
+    reply |= {"figures": [[SCRIPT, SCRIPT]]}  # type: ignore[dict-item]
+    told = {**said, "parent": 0, "role": "assistant", "text": "\n\n".join(kinds), "reply": reply}
+    files = [{"name": SCRIPT, "text": SCRIPT}]
+    about = {"id": "x", "title": SCRIPT, "folder": SCRIPT, "settings": {"system": SCRIPT}}
+    times = {"created_at": 1.0, "changed_at": 2.0, "is_named": True, "is_pinned": True, "leaf": 1}
+    hostile = {**about, **times, "turns": [{**said, "files": files}, told]}
+    file = {"format": "speculation-chats", "version": 2, "chats": [hostile]}
+    steps = {"sources": [SCRIPT], "steps": [[0, SCRIPT, 0, SCRIPT, 2, [[-1, SCRIPT, 0]], [0], "a"]]}
+    page.route("**/turns/*/steps", lambda route: route.fulfill(json=steps))
+
+    def with_cells(route: Any) -> None:
+        found = route.fetch().json()
+        found["turns"][1]["cells"] = [[SCRIPT, SCRIPT]]
+        route.fulfill(json=found)
+
+    page.route("**/page/chats/*?limit=30", with_cells)
+    post = "(file) => fetch('page/import', { method: 'POST', body: JSON.stringify(file) })"
+    page.evaluate(post, file)
+    page.click("#list a >> nth=0")
+    page.wait_for_selector(f"{LAST} .thoughts summary")
+    page.click(f"{LAST} .cells")
+    page.wait_for_selector("#replay-error")  # they are no numbers
+    page.click("#close-drawer")
+    page.click("#show-settings")
+    page.wait_for_selector("#fields button:has-text('Sampling')")
+    page.fill("#search", "onerror")
+    page.wait_for_selector("#list .hit mark")
+    page.click(".turn.user .files button")
+    page.wait_for_selector("dialog pre")
+    made = "(html) => document.body.insertAdjacentHTML('beforeend', html)"
+    page.evaluate(made, '<img src=x onerror="ran = 1"><a id=link href="javascript:ran = 1">x</a>')
+    page.evaluate("document.querySelector('#link').click()")
+    page.wait_for_function("[...document.images].at(-1).complete")
+    assert page.locator("#turns :is(img, script, svg[onload], a[href^=javascript])").count() == 0
+    assert page.evaluate("typeof ran") == "undefined"
+
+
 def test_settings_are_kept_with_their_chat_and_presets_bring_them_back(chat: Chat) -> None:
     page = chat.page
     page.select_option("#method", "prompt-lookup")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
+import pytest
+
+from app.page import markdown
+from app.page.highlight import highlighted
 from app.page.markdown import Growing, Marks, render_blocks
 
 OPEN = re.compile(r'<span class="drafted" data-n="\d+">')
@@ -139,6 +144,44 @@ def test_only_blocks_that_changed_are_shown_again() -> None:
     assert changed == [0, 1, 1, 2, 2, 3, 3]
     assert growing.update(text, marks) is None
     assert "http://x.org" in growing.blocks[3]
+
+
+CODE = {
+    "python": 'def f(a):\n    """Of\n    lines."""\n    return [a, "x"]  # so\n\n\n',
+    "js": "function f(a) {\n  /* so */\n  return `${a} x`;\n}\n",
+    "cpp": "int f(int a) {\n  // so\n  return 2 * a;\n}\n",
+    "no-such-language": "a < b\n",
+    "": "a < b\n",
+}
+
+
+@pytest.mark.parametrize("language", CODE)
+def test_a_growing_block_of_code_is_shown_as_at_its_end_and_costs_what_is_new(
+    language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_read = 0
+
+    def counted(code: str, *given: Any) -> list[tuple[str, str]]:
+        nonlocal n_read
+        n_read += len(code)
+        return highlighted(code, *given)
+
+    monkeypatch.setattr(markdown, "highlighted", counted)
+    code = CODE[language] * (16_000 // len(CODE[language]))
+    text = f"So:\n\n```{language}\n{code}```\n\nDone 🦊."
+    growing, marks, shown, n_sent = Growing(), Marks(), "", 0
+    for end in range(200, len(text) + 200, 200):
+        marks.add(len(text[end - 200 : end]), is_drafted=end % 1400 == 0)
+        first = growing.update(text[:end], marks)
+        new = "".join(growing.blocks[first:])[len(growing.same) :]
+        before, shown = shown, "".join(growing.blocks)
+        assert shown.removesuffix(new) == before[: len(shown) - len(new)]
+        n_sent += len(new)
+    assert n_read < 15 * len(text)
+    whole = render_blocks(text, marks)
+    again = re.compile('</span><span class="drafted" data-n="[0-9]+">')  # one in two parts
+    assert [again.sub("", one) for one in growing.blocks] == [again.sub("", one) for one in whole]
+    assert n_sent < 3 * len("".join(whole))
 
 
 def coloured(text: str) -> str:

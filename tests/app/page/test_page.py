@@ -87,6 +87,33 @@ def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -
     assert again.status_code == 304
 
 
+def test_gradio_is_asked_for_fields_alone_and_odd_settings_have_theirs() -> None:
+    usual = {"data": ['{"method": "guess"}'], "fn_index": 0, "trigger_id": 5, "session_hash": "a"}
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({}, 200),
+        ({"data": ['{"method": 5, "sampling": {"top_k": [], "temperature": "x"}}']}, 200),
+        ({"data": ['{"sampling": {"temperature": 1e999, "seed": true}, "thinking": []}']}, 200),
+        ({"data": ['{"system": {}, "max_tokens": "x", "parameters": 5, "method": "guess"}']}, 200),
+        ({"event_data": {"x": 5}, "simple_format": True, "batched": True}, 200),
+        *[({"data": data}, 400) for data in (["5"], ["[" * 10_000], ["{}", "{}"], {}, [5], None)],
+        *[({"fn_index": index}, 400) for index in (1, -1, "x", None, 2**70)],
+        *[({"trigger_id": number}, 400) for number in (2**70, -1, "x")],
+        ({"session_hash": []}, 400),
+    ]
+
+    async def ask() -> list[httpx.Response]:
+        app = FastAPI()
+        ui.mount(app, ui.build(FakeBackend(), "guess"))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            path = "/gradio_api/run/predict"
+            return [await client.post(path, json={**usual, **change}) for change, _ in cases]
+
+    for (change, status), answer in zip(cases, asyncio.run(ask()), strict=True):
+        assert answer.status_code == status, (change, answer.text)
+        assert ("Temperature" in answer.text) == (status == 200)
+
+
 # The program
 
 

@@ -126,7 +126,9 @@ def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
     n_parts = 0
     for _, kind, data in page.stream(seq):
         if kind == "turn" and "part" in data:
-            shown[data["part"]][data["from"] :] = data["blocks"]
+            begun = "".join(shown[data["part"]][data["from"] :][:1])[: data["same"]]
+            first = [begun + one for one in data["blocks"][:1]]
+            shown[data["part"]][data["from"] :] = [*first, *data["blocks"][1:]]
             n_parts += 1
         if kind == "turn" and data.get("set", {}).get("state") == "done":
             break

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.store import Chat, Store, StoreError, Turn
+from app.store import Chat, Store, Turn, UnreadableExport
 from app.worker.messages import ModelSpec
 from tests.app.store.test_store import talk
 from tests.support.fake_backend import DONE, MODEL
@@ -241,11 +241,12 @@ def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
         ('{"format": "speculation-chats", "version": 2}', "it has no chats"),
         ('{"format": "speculation-chats", "version": 0, "chats": []}', "it has no chats"),
         ('[{"a": 1}]', "it has no chats of this program, ChatGPT or Open WebUI"),
+        ("[" + "{}," * 5_000_000, "it has more than 5,000,000 commas and brackets"),
         ("null", "it has no chats of this program, ChatGPT or Open WebUI"),
     ],
 )
 def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) -> None:
-    with pytest.raises(StoreError, match=f"Cannot import this file: {why}"):
+    with pytest.raises(UnreadableExport, match=f"^{why}"):
         store.import_("", data)
 
 

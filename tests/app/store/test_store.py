@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -116,30 +118,52 @@ def test_the_first_message_titles_a_chat_until_the_user_does(store: Store) -> No
     assert store.chat(files.id, "").title == "a.txt"
 
 
-def test_what_was_deleted_is_purged_after_a_day(tmp_path_factory: pytest.TempPathFactory) -> None:
-    file = tmp_path_factory.mktemp("purge") / "chats.db"
-    store, now = Store(file, clock=lambda: 0.0), KEEP_DELETED
-    chat, _ = talk(store, "whale")
+def test_what_was_deleted_is_purged_after_a_day_to_the_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.store.PURGE_SECONDS", 0.01)
+    now = 0.0
+    store = Store(tmp_path / "chats.db", clock=lambda: now)
+    chat, (first, _) = talk(store, "whale", "whale song")
+    store.save_steps(first, b"whale steps")
     kept, (_, reply) = talk(store, "stays", "dolphin")
-    store.delete_chat(chat.id, "")
+    more, _ = talk(store, "whale again")
+    for one in (chat, more):
+        store.delete_chat(one.id, "")
     store.delete_turn(reply, "")
     assert store.chats("") == [store.chat(kept.id, "")]
     assert store.search("", "whale") == store.search("", "dolphin") == []
     with pytest.raises(NoSuchChat):
         store.path(chat.id, "")
     store.close()
-    store = Store(file, clock=lambda: now)
-    assert texts(store, store.restore_chat(chat.id, "")) == ["whale"]
-    assert [hit.turn is None for hit in store.search("", "whale")] == [False]
+    now = KEEP_DELETED
+    store = Store(tmp_path / "chats.db", clock=lambda: now)
+    assert texts(store, store.restore_chat(chat.id, "")) == ["whale", "whale song"]
+    assert [hit.turn is None for hit in store.search("", "whale")] == [False, False]
     store.delete_chat(chat.id, "")
-    store.close()
-    store = Store(file, clock=lambda: 2 * now + 1)
+
+    def kept_bytes() -> bytes:
+        return b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+    assert b"whale" in kept_bytes() and b"dolphin" in kept_bytes()
+    now = 2 * KEEP_DELETED + 1  # while it runs
+    wait_until(lambda: b"hale" not in kept_bytes())  # an index keeps beginnings of words once
     with pytest.raises(NoSuchChat):
         store.restore_chat(chat.id, "")
     with pytest.raises(NoSuchChat):
         store.restore_turn(reply, "")
+    assert b"olphin" not in kept_bytes()
     assert texts(store, kept) == ["stays"]
+    assert [hit.chat.id for hit in store.search("", "stays")] == [kept.id]
     store.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError
 
 
 def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Store) -> None:
