@@ -42,6 +42,7 @@ MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request wa
 # From so many rows on, flash attention on a CPU works on tiles of as many (ggml's GGML_FA_TILE_Q).
 # A tile attends to all that any of its rows does: with rows of each text, to all of all texts.
 _TILE = 64
+_LEAST_ROWS = 16  # of a prompt: fewer cost much more for each row
 _RUN_ROOM = 512  # cells for a run of plain steps of a text that is alone, which ends after 16 ms
 
 
@@ -309,7 +310,11 @@ class Scheduler:
         prompts += [(text, text.cache.n_deferred) for text in writing if text.cache.n_deferred]
         self._piece = prompts[0] if len(prompts) == 1 else None
         max_rows = self._max_rows if len(writing) > 1 else NO_LIMIT
+        start = perf_counter()
         step(writing, self._batch, pieces, max_rows=max_rows, watch=self._watch)
+        n_rows = sum([len(rows) for rows in pieces.values()])
+        if self._batch.cost is not None and n_rows >= _LEAST_ROWS and not writing:
+            self._batch.cost.has_read(n_rows, perf_counter() - start)
 
     def _watch(self, share: float) -> bool:
         """Called during a long decode: whether nobody wants it any more."""
@@ -402,7 +407,7 @@ def _in_time(cost: Cost | None, most: int, n_writing: int) -> int:
     if cost is None:
         return most
     seconds = _wait(n_writing) - cost.curve(0).at(n_writing)
-    return max(2, min(int(seconds / cost.row_seconds), most))
+    return min(max(_LEAST_ROWS, int(seconds / cost.row_seconds)), most)
 
 
 def _wait(n_writing: int) -> float:

@@ -176,6 +176,7 @@ class Cost:
         self._n_same = 0  # decodes in a row with as many rows as the last
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
+        self._read_seconds = 0.0  # of a prompt's row
 
     @property
     def far(self) -> CostCurve | None:
@@ -212,8 +213,14 @@ class Cost:
 
     @property
     def row_seconds(self) -> float:
-        """Seconds of a row among many. A prompt's rows, without output, take less."""
-        return self.curve(0).at(SIZES[-1]) / SIZES[-1]
+        """Seconds of a row among many: of a prompt's, once one was read."""
+        return self._read_seconds or self.curve(0).at(SIZES[-1]) / SIZES[-1]
+
+    def has_read(self, n_rows: int, seconds: float) -> None:
+        """Learn from a batch that only read prompts. What was measured at first may be far off, for
+        example while other programs took the processors."""
+        new = seconds / n_rows
+        self._read_seconds += (new - self._read_seconds) * (0.5 if self._read_seconds else 1.0)
 
     def begin(self) -> None:
         """A new text starts: ignore its first steps."""

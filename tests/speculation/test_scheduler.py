@@ -158,15 +158,18 @@ def test_a_tree_is_cut_to_the_sequences_of_its_text(engine: Engine, tiny_model: 
 def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cost = Cost(CostCurve.linear(0.05, 0.01))
+    cost = Cost(CostCurve.linear(0.05, 0.008))
     monkeypatch.setitem(parallel.resources._kept, "cost", cost)
     scheduler, plain = parallel._scheduler, Request((1,), parse_method("ar"))
     few, many = ([Text(plain, FakeReply()) for _ in range(n)] for n in (3, 60))
     row = cost.curve(0).at(64) / 64
-    # 0.2 s beside two written texts, whose rows take 0.06 s; 1 s if nobody waits for a token.
-    assert scheduler._chunk(few, 2) == int((0.2 - 0.06) / row) == 13
-    assert scheduler._chunk(few, 0) == int(1.0 / row) == 94
-    assert scheduler._chunk(many, 60) == 2
+    # 0.2 s beside two written texts, whose rows take 0.058 s; 1 s if nobody waits for a token.
+    assert scheduler._chunk(few, 2) == int((0.2 - 0.058) / row) == 16
+    assert scheduler._chunk(few, 0) == int(1.0 / row) == 115
+    assert scheduler._chunk(many, 60) == 16
+    for seconds in (0.4, 0.8):  # 100 rows of prompts that were read count as they were
+        cost.has_read(100, seconds)
+    assert scheduler._chunk(few, 0) == int(1.0 / 0.006) == 166
     monkeypatch.setitem(parallel.resources._kept, "cost", Cost(CostCurve.linear(0.001, 0.0001)))
     monkeypatch.setattr(parallel.context, "flash_attn", True)  # on a CPU: 63 rows in all
     assert scheduler._chunk(few, 2) == 60
