@@ -529,8 +529,8 @@ class Text:
             self.written_since = end
             stats.n_first, stats.n_read = n, stats.n_prompt - stats.n_reused
             stats.prefill_seconds = end - self.started
-            spent = proposing + decode_seconds + end - start
-            stats.first_seconds = spent * (len(tree) - 1) / (n_deferred + len(tree))
+            share = (len(tree) - 1) / (n_deferred + len(tree))
+            stats.first_seconds = share * (proposing + decode_seconds + end - start)
         else:
             phases = stats.phase_seconds
             stats.decode_seconds = end - self.written_since

@@ -106,7 +106,7 @@ class Context:
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = min(C.llama_n_ctx(native.handle), model.n_positions)
-        self.text_limit = min(self.n_ctx, max_tokens(model))  # tokens of one text
+        self.text_limit: int = min(self.n_ctx, max_tokens(model))  # tokens of one text
         self.n_batch: int = C.llama_n_batch(native.handle)
         self.n_seq_max: int = C.llama_n_seq_max(native.handle)
         self.n_threads: int = C.llama_n_threads(native.handle)
