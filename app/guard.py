@@ -294,14 +294,18 @@ class Guard:
     def _key(self, headers: Headers) -> str | None:
         """The one of the keys that a request has."""
         kind, _, value = headers.get("authorization", "").partition(" ")
-        given = headers.get("x-api-key", value if kind.lower() == "bearer" else "")
+        text = headers.get("x-api-key", value if kind.lower() == "bearer" else "")
+        given = text.encode("latin-1")  # as which Starlette reads headers
         if kind.lower() == "basic":
             try:
-                given = base64.b64decode(value).decode().partition(":")[2]
+                given = base64.b64decode(value).partition(b":")[2]
             except ValueError:
                 return None
-        found = [key for key in self._keys if hmac.compare_digest(given.encode(), key.encode())]
-        return found[0] if found else None
+        either = given, given.decode("latin-1").encode()  # clients write UTF-8 or Latin-1
+        for key in self._keys:
+            if any(hmac.compare_digest(one, key.encode()) for one in either):
+                return key
+        return None
 
     def _answer(self, scope: Scope, status: int, why: str) -> Response:
         """A refusal with its reason."""

@@ -13,6 +13,7 @@ import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from app.api.log import RequestLog
 from app.api.service import SAMPLING, Service
@@ -129,8 +130,10 @@ def parse_flags(
         action="append",
         metavar="KEY",
         help="a key that requests must have, as a bearer token or, for the page, as a password; "
-        "may be repeated",
+        "may be repeated. The list of processes shows it, unlike a file or SPECULATION_API_KEY, "
+        "which holds one key if no flag gives any",
     )
+    add("--api-key-file", metavar="FILE", help="a file with more such keys, one a line")
     add("--alias", default="", help="the model's name in the endpoint's answers")
     add(
         "--sampling",
@@ -196,6 +199,9 @@ def parse_flags(
         parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
     if flags.api_key and not all(flags.api_key):
         parser.error("--api-key is empty; give a key, or leave it out")
+    flags.api_key = [*(flags.api_key or ()), *_keys_in(flags.api_key_file, parser)]
+    if not flags.api_key and (key := os.environ.get("SPECULATION_API_KEY")):
+        flags.api_key = [key]
     for name in flags.allow_host or ():
         if not name_of(name):
             parser.error(
@@ -222,6 +228,21 @@ def parse_flags(
     except SpeculationError as error:
         parser.error(str(error))
     return flags
+
+
+def _keys_in(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
+    """The keys in a file. Exits if it has none."""
+    if path is None:
+        return []
+    try:
+        found = Path(path).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        parser.error(f"cannot read --api-key-file {path}: {reason}")
+    keys = [line.strip() for line in found if line.strip()]
+    if not keys:
+        parser.error(f"--api-key-file {path} has no key; write one a line, or leave it out")
+    return keys
 
 
 def _sampling(text: str) -> dict[str, float]:
@@ -280,6 +301,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
     url = address(flags.host, listening)
     where = f"The endpoint will be at {url}v1" if flags.no_page else f"The page will be at {url}"
     say(f"Loading {spec.model}. {where}")
+    if not (flags.api_key or is_loopback(flags.host)):
+        say("There is no API key: whoever reaches this address may use it (see --api-key-file)")
     failures: list[Failed] = []
     is_ending = threading.Event()
     loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
@@ -362,7 +385,7 @@ def _serve(
         app,
         flags.host,
         flags.allow_host or (),
-        flags.api_key or (),
+        flags.api_key,
         page=not flags.no_page,
     )
     serve(RequestLog(guarded), listening)

@@ -97,7 +97,7 @@ class Driver:
         """Something changed: there may be a step to do."""
         self._changed.set()
 
-    def close(self, last: Callable[[], object]) -> None:
+    def close(self, last: Callable[[], None]) -> None:
         """Run ``last`` after the calls before it, and end the thread. Idempotent: whoever calls
         waits for the end. Raises EngineInUse from a callback, and whatever ``last`` raises."""
         self.check_thread()

@@ -167,6 +167,10 @@ class Engine:
                 runtime.close()
                 raise
 
+        def free() -> None:
+            for engine in opened:
+                engine._free()
+
         def reported(share: float) -> None:
             checkpoint()
             if progress is not None:
@@ -175,7 +179,7 @@ class Engine:
         try:
             return driver.call(open_all)
         except BaseException:  # perhaps Ctrl-C, when the engine was there
-            driver.close(lambda: [engine._free() for engine in opened])
+            driver.close(free)
             raise
 
     # Texts

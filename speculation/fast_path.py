@@ -48,7 +48,7 @@ def run_plain(text: Text, is_wanted: Callable[[], bool] = lambda: False) -> None
     phases["decode"] += decoding
     phases["verify"] += verifying
     stats.add_plain(len(steps.tokens))
-    stats.decode_seconds += now() - start
+    stats.decode_seconds = now() - text.written_since
     if text.request.record:
         n = len(steps.tokens)
         text.steps += [

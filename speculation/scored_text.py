@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from batching.cache import Reading, SequenceCache
-from batching.clock import now
 from batching.target import Output
 from speculation.request import Request
 from speculation.sampling import token_logprobs
@@ -52,7 +51,6 @@ class ScoredText(Text):
     def _end_reading(self) -> None:
         super()._end_reading()
         if self.request.max_tokens == 0:
-            self.stats.prefill_seconds = now() - self.started
             self.end("length")
 
     def _leaving(self) -> list[Callable[[], object]]:

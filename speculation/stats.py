@@ -18,6 +18,7 @@ class Stats:
 
     n_prompt         prompt tokens
     n_reused         prompt tokens reused from the KV cache
+    n_read           prompt tokens decoded: fewer if the text was cancelled before
     n_tokens         generated tokens, including an end-of-generation token
     n_first          tokens of the first step, which counts as prefill
     n_steps          target decodes after the prompt, one per step
@@ -27,8 +28,11 @@ class Stats:
     n_expected       how many were expected to, as ``auto`` chose them; 0 for other methods
     prefill_seconds  time to the first token: the prompt, the drafters' preparation, and the first
                      step, which also decodes the end of the prompt
-    decode_seconds   from the second step to the end, without the consumer's time between tokens
-    phase_seconds    decode_seconds by phase; the difference to the sum is the loop itself
+    first_seconds    the part of ``prefill_seconds`` for the first step's drafts, by their rows
+    decode_seconds   from the first step's end to the last one's; in between, other texts may be
+                     served, too
+    phase_seconds    decode_seconds by phase; the difference to the sum is the loop itself, and what
+                     was done for other texts
     rows_histogram   rows of a step -> number of steps
     tokens_histogram  tokens of a step -> number of steps
     accepted_by_source  draft source -> accepted tokens; empty for methods with one source
@@ -36,6 +40,7 @@ class Stats:
 
     n_prompt: int = 0
     n_reused: int = 0
+    n_read: int = 0
     n_tokens: int = 0
     n_first: int = 0
     n_steps: int = 0
@@ -44,6 +49,7 @@ class Stats:
     n_accepted: int = 0
     n_expected: float = 0.0
     prefill_seconds: float = 0.0
+    first_seconds: float = 0.0
     decode_seconds: float = 0.0
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rows_histogram: dict[int, int] = field(default_factory=lambda: defaultdict(int))

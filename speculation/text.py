@@ -128,6 +128,7 @@ class Text:
     tree        the present step's tree; a lone root if the step is plain
     budget      the limits on that tree
     unseen      plain steps that the drafters have not seen yet
+    written_since  when the first step had ended
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class Text:
         self.is_plain_step = self._is_plain = False
         self._looked_at = 0  # the tokens after which the drafters were asked for their promise
         self.unseen = PlainSteps([], [])
-        self.started = now()  # the step; at first the text
+        self.started = self.written_since = now()  # the step; at first the text
         self.draft_seconds = self._build_seconds = 0.0
         self._rows = Rows([], [], [], [])
         if isinstance(sampler, SamplerChain):
@@ -369,6 +370,11 @@ class Text:
         if self.has_ended:
             return
         self.has_ended = True
+        if self._chain is not None and not self.stats.n_steps:  # it has read, at most
+            self.stats.n_read = max(
+                0, self.cache.n_past - self.cache.n_deferred - self.stats.n_reused
+            )
+            self.stats.prefill_seconds = now() - self.started
         self._try(self._flush_rest)
         for work in self._leaving():
             self._try(work)
@@ -523,6 +529,7 @@ class Text:
             self._emitted = self._accept_plain(output, decode_seconds, n_texts)
             return self._emitted
         cache, stats, tree, rows = self.cache, self.stats, self.tree, self._rows
+        n_deferred = cache.n_deferred
         drafts = self._drafts() if self.request.record else ()  # before the structure goes on
         start, n_past = now(), self.cache.n_past
         path, bonus = self.verifier.verify(tree, output, self._sampler)
@@ -541,11 +548,14 @@ class Text:
         self.tokens += emitted.tokens
         end = now()
         if not stats.n_steps:
-            stats.n_first = n
+            self.written_since = end
+            stats.n_first, stats.n_read = n, stats.n_prompt - stats.n_reused
             stats.prefill_seconds = end - self.started
+            share = (len(tree) - 1) / (n_deferred + len(tree))
+            stats.first_seconds = share * (proposing + decode_seconds + end - start)
         else:
             phases = stats.phase_seconds
-            stats.decode_seconds += end - self.started
+            stats.decode_seconds = end - self.written_since
             phases["draft"] += self.draft_seconds + end - committed
             phases["build"] += self._build_seconds
             phases["decode"] += decode_seconds
@@ -577,7 +587,7 @@ class Text:
             reason = "context"
         stats.add_plain(1)
         end = now()
-        stats.decode_seconds += end - self.started
+        stats.decode_seconds = end - self.written_since
         stats.phase_seconds["decode"] += decode_seconds
         stats.phase_seconds["verify"] += end - start
         if self.request.record:

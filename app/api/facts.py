@@ -32,9 +32,11 @@ def usage(choices: Sequence[Gathered], n: int = MOST_CHOICES) -> dict[str, Any]:
 
 
 def timings(done: Done) -> dict[str, Any]:
-    """Times of a reply. The first step counts as prompt, since it reads the prompt's end too."""
-    n_read, n_decoded = done.n_prompt - done.n_reused, done.n_tokens - done.n_first
-    prompt_ms, predicted_ms = 1000 * done.prefill_seconds, 1000 * done.decode_seconds
+    """Times of a reply. Its first token comes of reading the prompt; speed is that of the later
+    ones."""
+    n_read, n_later = done.n_read, max(0, done.n_tokens - 1)
+    prompt_ms = 1000 * (done.prefill_seconds - done.first_seconds)
+    predicted_ms = 1000 * (done.decode_seconds + done.first_seconds)
     return {
         "cache_n": done.n_reused,
         "prompt_n": n_read,
@@ -43,8 +45,8 @@ def timings(done: Done) -> dict[str, Any]:
         "prompt_per_second": _ratio(1000 * n_read, prompt_ms),
         "predicted_n": done.n_tokens,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": _ratio(predicted_ms, n_decoded),
-        "predicted_per_second": _ratio(1000 * n_decoded, predicted_ms),
+        "predicted_per_token_ms": _ratio(predicted_ms, n_later),
+        "predicted_per_second": _ratio(1000 * n_later, predicted_ms),
         "draft_n": done.n_drafted,
         "draft_n_accepted": done.n_accepted,
     }

@@ -87,9 +87,8 @@ class Call:
 
 def _written(found: Sequence[Done]) -> str:
     n_tokens, n_accepted = sum(one.n_tokens for one in found), sum(one.n_accepted for one in found)
-    per_second = rate(
-        n_tokens, sum(one.n_first for one in found), sum(one.decode_seconds for one in found)
-    )
+    seconds = sum(one.decode_seconds + one.first_seconds for one in found)
+    per_second = rate(n_tokens, sum(bool(one.n_tokens) for one in found), seconds)
     speed = f" at {per_second:.1f}/s" if per_second else ""
     return f"{n_tokens:,} tokens{speed}, {100 * n_accepted // max(1, n_tokens)}% drafted"
 

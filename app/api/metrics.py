@@ -69,7 +69,7 @@ class _Found(Collector):
         n_running = len(report.running)
         speeds = (
             ("prompt_tokens_seconds", report.n_read, report.prefill_seconds),
-            ("predicted_tokens_seconds", report.n_tokens, report.decode_seconds),
+            ("predicted_tokens_seconds", report.n_later, report.decode_seconds),
         )
         for name, n_tokens, seconds in speeds:
             value = n_tokens / seconds if seconds else 0.0

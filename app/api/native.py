@@ -281,6 +281,7 @@ def _model(service: Service, loaded: LoadedModel) -> dict[str, Any]:
         "object": "model",
         "created": int(time.time()),
         "owned_by": "speculation",
+        "status": {"value": "loaded"},
         "meta": {
             "n_vocab": service.facts.n_vocab,
             "n_ctx": loaded.n_ctx,

@@ -134,6 +134,7 @@ class Gathered:
             "",
             n_prompt=n_read + bool(n_tokens),
             n_reused=self.n_reused,
+            n_read=n_read - self.n_reused + bool(n_tokens),
             n_tokens=n_tokens,
             n_first=min(1, n_tokens),
             prefill_seconds=self.has_read - self.began,

@@ -91,8 +91,8 @@ class Models:
         current, known = self._current(), await self._models()
         states = {name: is_local(entry) for name, entry in known.items() if name != current}
         if self._first.model != current:
-            states.pop(self._first.model, None)
-            states = {self.name(self._first.model): True, **states}
+            is_here = states.pop(self._first.model, Path(self._first.model).is_file())
+            states = {self.name(self._first.model): is_here, **states}
         return [
             {
                 "id": name,

@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 
 from app.api.body import Limited
 from app.api.errors import ApiError
+from app.api.service import memory_of
 from app.page.chats import Chats
 from app.page.downloads import PAUSED, RUNNING, Transfer, Transfers
 from app.page.routes import Owner, as_json, owner_of
@@ -27,7 +29,7 @@ from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
 from batching.gguf.types import TYPES
 from batching.llama.hardware import available_memory
-from speculation.registry import ModelEntry, RegistryError
+from speculation.registry import PAIRED, ModelEntry, RegistryError, is_local
 from speculation.registry.conversion import FASTER, converted_path
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
@@ -229,6 +231,12 @@ class ModelList:
 
     # Changing
 
+    def are_here(self, asked: Load) -> bool:
+        """Whether a load takes only models of the list that are on this machine."""
+        known = self.entries()
+        names = {_typed(one) for one in (asked.model, asked.draft_model or "", *asked.heads)}
+        return all(name in known and is_local(known[name]) for name in names - {"", PAIRED})
+
     def load(self, asked: Load) -> None:
         """Begin to load; the load goes on whether or not a page shows it."""
         model = _typed(asked.model)
@@ -315,17 +323,20 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         tags=["page"],
         dependencies=[Depends(owner_of), Depends(models.follow)],
     )
+    trusted = [Depends(require_trusted)]
 
     @router.get("")
     async def list_models(wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.as_json, wanted))
 
-    @router.get("/hub")
+    @router.get("/hub", dependencies=trusted)
     async def list_hub(repo: str, wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.hub, repo, wanted))
 
     @router.post("/load")
-    async def load(body: Load) -> Response:
+    async def load(http: Request, owner: Owner, body: Load) -> Response:
+        if not await asyncio.to_thread(models.are_here, body):
+            require_trusted(http, owner)
         models.load(body)
         return as_json({})
 
@@ -334,7 +345,7 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         models.cancel()
         return as_json({})
 
-    @router.post("/download")
+    @router.post("/download", dependencies=trusted)
     async def download(body: Named) -> Response:
         await asyncio.to_thread(models.download, body.name)
         return as_json({})
@@ -344,7 +355,7 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         models.transfers.pause(body.name)
         return as_json({})
 
-    @router.post("/convert")
+    @router.post("/convert", dependencies=trusted)
     async def convert(body: Named) -> Response:
         await asyncio.to_thread(models.convert, body.name)
         return as_json({})
@@ -365,6 +376,20 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         return as_json({"freed": await asyncio.to_thread(models.delete, body.name)})
 
     app.include_router(router)
+
+
+def require_trusted(http: Request, owner: Owner) -> None:
+    """Raise ApiError (403) for a stranger: somebody without a key, on another machine, where
+    others than one person can use the server."""
+    is_known = not owner or memory_of(http)
+    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
+    if not (is_known or (host and ip_address(host).is_loopback)):
+        raise ApiError(
+            "This server has no API key, so only its own machine may load files by their path, "
+            "download models or look at the Hub. Start it with --api-key-file to allow it with a "
+            "key.",
+            403,
+        )
 
 
 def _file(entry: ModelEntry) -> Path | None:

@@ -313,12 +313,14 @@ class Done:
     model: LoadedModel | None = None
     n_prompt: int = 0
     n_reused: int = 0
+    n_read: int = 0
     n_tokens: int = 0
     n_first: int = 0
     n_steps: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
     prefill_seconds: float = 0.0
+    first_seconds: float = 0.0
     decode_seconds: float = 0.0
     stop_string: str = ""
     prompt: str = ""
@@ -401,7 +403,10 @@ class Report:
 
     running   the ids of the requests that have a slot
     n_waiting  how many others there are
-    n_read    prompt tokens that were not in the cache
+    n_read    prompt tokens that were read
+    n_later   tokens after the first of each text
+    prefill_seconds  of reading prompts
+    decode_seconds  of writing the later tokens
     n_drafts  steps with drafts
     accepted  at each position of a draft, how many steps accepted it
     """
@@ -412,6 +417,7 @@ class Report:
     n_read: int = 0
     n_reused: int = 0
     n_tokens: int = 0
+    n_later: int = 0
     n_steps: int = 0
     n_drafts: int = 0
     n_drafted: int = 0

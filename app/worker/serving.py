@@ -345,7 +345,8 @@ def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
     return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
 
 
-_SUMS = "n_reused n_tokens n_steps n_drafted n_accepted prefill_seconds decode_seconds".split()
+_SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()
+_COUNTS = [*_SUMS, "n_prompt", "n_first", "prefill_seconds", "first_seconds", "decode_seconds"]
 
 
 def _added(totals: Report, text: Text) -> Report:
@@ -356,7 +357,9 @@ def _added(totals: Report, text: Text) -> Report:
     return replace(
         totals,
         n_requests=totals.n_requests + 1,
-        n_read=totals.n_read + stats.n_prompt - stats.n_reused,
+        n_later=totals.n_later + max(0, stats.n_tokens - 1),
+        prefill_seconds=totals.prefill_seconds + stats.prefill_seconds - stats.first_seconds,
+        decode_seconds=totals.decode_seconds + stats.decode_seconds + stats.first_seconds,
         n_drafts=totals.n_drafts + stats.n_steps - stats.rows_histogram.get(1, 0),
         n_longest=max(totals.n_longest, stats.n_prompt + stats.n_tokens),
         accepted=tuple(accepted[position] for position in range(len(accepted))),
@@ -365,7 +368,7 @@ def _added(totals: Report, text: Text) -> Report:
 
 
 def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]) -> Done:
-    counts = {name: getattr(text.stats, name) for name in ("n_prompt", "n_first", *_SUMS)}
+    counts = {name: getattr(text.stats, name) for name in _COUNTS}
     return Done(
         text.finish_reason or "stop",
         str(text.method),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -105,7 +106,7 @@ class Context:
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = min(C.llama_n_ctx(native.handle), model.n_positions)
-        self.text_limit = min(self.n_ctx, max_tokens(model))  # tokens of one text
+        self.text_limit: int = min(self.n_ctx, max_tokens(model))  # tokens of one text
         self.n_batch: int = C.llama_n_batch(native.handle)
         self.n_seq_max: int = C.llama_n_seq_max(native.handle)
         self.n_threads: int = C.llama_n_threads(native.handle)
@@ -443,7 +444,9 @@ class Context:
 
 def _open_trace(path: Path) -> IO[str]:
     try:
-        return path.open("a", encoding="utf-8")
+        # It tells what people wrote.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return os.fdopen(file, "a", encoding="utf-8")
     except OSError as error:
         raise InvalidParameter(
             f"cannot write the batch trace {path}: {error.strerror}; give a file in a writable "

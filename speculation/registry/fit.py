@@ -90,8 +90,8 @@ def own_context(shape: Shape, wanted: Wanted, memory: Memory) -> int:
     ``USUAL_CTX``. 0 if the file does not tell the model's own; ``USUAL_CTX`` at most if memory is
     not known.
     """
-    usual = min(shape.n_ctx_train, USUAL_CTX)
-    if memory.main is None or not all(free for _, free in memory.devices):
+    usual, main = min(shape.n_ctx_train, USUAL_CTX), memory.main
+    if main is None or not all(free for _, free in memory.devices):
         return usual
 
     def sizes(n_ctx: int) -> tuple[float, Need]:
@@ -106,7 +106,7 @@ def own_context(shape: Shape, wanted: Wanted, memory: Memory) -> int:
         if n_ctx > usual and (share < usual_share or on_devices > _room(memory)):
             return False
         rest = needed.weights * (1 - share) + needed.compute
-        return 2 * needed.cache * (1 - share) <= memory.main - rest
+        return 2 * needed.cache * (1 - share) <= main - rest
 
     lower = range((shape.n_ctx_train - 1) // _STEP * _STEP, LEAST_CTX, -_STEP)
     return next((n for n in (shape.n_ctx_train, *lower) if holds(n)), min(usual, LEAST_CTX))

@@ -162,7 +162,12 @@ def test_python_m_app_has_the_commands_and_is_the_chat_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[list[str], str]] = []
-    monkeypatch.setattr(start, "main", lambda flags, prog: seen.append((flags, prog)) or 0)
+
+    def run(flags: list[str], prog: str) -> int:
+        seen.append((flags, prog))
+        return 0
+
+    monkeypatch.setattr(start, "main", run)
     for given in ([], ["--no-page", "--port", "80"], ["serve", "--port", "80"]):
         monkeypatch.setattr(sys, "argv", ["app", *given])
         with pytest.raises(SystemExit, match="0"):

@@ -210,6 +210,21 @@ def test_with_keys_every_address_but_health_needs_one() -> None:
     assert client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "鍵"])
+def test_a_key_may_have_any_characters(key: str) -> None:
+    client, sent = guarded(keys=("other", key)), key.encode()
+    given: list[dict[Any, Any]] = [
+        {"Authorization": b"Bearer " + sent},
+        {"X-Api-Key": sent},
+        {"Authorization": b"Basic " + base64.b64encode(b"anyone:" + sent)},
+        *([{"X-Api-Key": key.encode("latin-1")}] if key.isascii() or "ü" in key else []),
+    ]
+    for headers in given:
+        assert client.get("/v1/models", headers=headers).status_code == 200
+    wrong: dict[Any, Any] = {"X-Api-Key": sent[:-1]}
+    assert client.get("/v1/models", headers=wrong).status_code == 401
+
+
 def test_a_body_that_is_cut_off_is_not_acted_on() -> None:
     asked: list[bytes] = []
 

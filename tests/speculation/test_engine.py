@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -216,6 +217,7 @@ def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
     with Engine.load(tiny_model, EXACT, trace_batches=trace) as engine:
         prompt = engine.model.tokenize("the cat")
         engine.generate(prompt, method="ar", max_tokens=2).run()
+    assert sys.platform == "win32" or trace.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     n = len(prompt)
     assert lines[0] == [[token, i, [0], int(i == n - 1)] for i, token in enumerate(prompt)]

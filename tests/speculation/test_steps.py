@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from speculation.decode import Batch, step
 from speculation.drafter import DraftBudget, Drafter
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
+from speculation.places import Places
 from speculation.runtime import Runtime
+from speculation.sampling import SamplingParams
 from speculation.steps import Draft, RecordedStep
-from speculation.text import Emitted
-from tests.support.exact import EXACT
+from speculation.text import Emitted, Text
+from tests.support.exact import EXACT, PROMPT, endless
 from tests.support.fake_target import FakeTarget, plain_text, prompt_of
 from tests.support.written import WrittenText, write
 
@@ -150,3 +154,44 @@ def test_each_draft_names_its_source_and_the_steps_add_up_to_the_text(
 def tokens_of(one: RecordedStep) -> list[int]:
     path = [one.drafts[node].token for node in one.path]
     return path if one.bonus is None else [*path, one.bonus]
+
+
+def test_a_text_that_is_cancelled_counts_what_it_has_read(tiny_model: Path) -> None:
+    params = replace(EXACT, n_batch=64)
+    with Engine.load(tiny_model, params) as engine:
+        text: Text
+
+        def progress(done: int, total: int) -> None:
+            if done >= 128:
+                text.cancel()
+
+        text = engine.generate([5, 6] * 200, method="ar", progress=progress)
+        assert text.run().finish_reason == "cancelled"
+        assert (text.stats.n_prompt, text.stats.n_read, text.stats.n_tokens) == (400, 128, 0)
+        assert text.stats.prefill_seconds > 0
+        again = engine.generate([5, 6] * 200, method="ar", max_tokens=2).run()
+        assert (again.stats.n_reused, again.stats.n_read) == (128, 272)
+
+
+def test_time_for_other_texts_counts_and_so_do_the_first_steps_drafts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave, paused = Places.leave, 0.0
+
+    def slowly(places: Places) -> None:
+        nonlocal paused
+        for text in places.active():
+            if text.stats.n_steps and not text.has_ended:
+                start = time.perf_counter()
+                time.sleep(0.005)  # as if others were served
+                paused += time.perf_counter() - start
+        leave(places)
+
+    monkeypatch.setattr(Places, "leave", slowly)
+    text = engine.generate(PROMPT, method="ar", max_tokens=300, sampling=endless(engine)).run()
+    assert text.stats.decode_seconds > paused > 0
+    word = SamplingParams(grammar='root ::= "the cat saw"')
+    forced = engine.generate(PROMPT, method="suffix", max_tokens=6, sampling=word).run().stats
+    assert forced.n_first == forced.n_tokens > 1  # all came with the first step
+    assert 0 < forced.first_seconds < forced.prefill_seconds
+    assert forced.decode_seconds == 0

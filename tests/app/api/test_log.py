@@ -29,7 +29,7 @@ SHORT = replace(DONE, n_tokens=2, n_first=2, n_drafted=0, n_accepted=0, n_reused
             [*TEXT, DONE],
             [
                 "POST /v1/chat/completions 200: 228 prompt tokens, 0 cached; first token after S; "
-                "84 tokens at 80.0/s, 52% drafted; stop"
+                "84 tokens at 83.0/s, 52% drafted; stop"
             ],
         ),
         (
@@ -43,7 +43,7 @@ SHORT = replace(DONE, n_tokens=2, n_first=2, n_drafted=0, n_accepted=0, n_reused
             [
                 "POST /v1/messages: 100 of 228 prompt tokens read (43%)",
                 "POST /v1/messages 200: 228 prompt tokens, 200 cached; first token after S; "
-                "2 tokens, 0% drafted; length",
+                "2 tokens at 1.0/s, 0% drafted; length",
             ],
         ),
         (

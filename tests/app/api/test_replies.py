@@ -74,7 +74,9 @@ class Recording(FakeBackend):
         return played([DONE])
 
     def report(self) -> Report:
-        return Report(running=("one",), n_waiting=2, n_tokens=84)
+        return Report(
+            running=("one",), n_waiting=2, n_tokens=84, n_later=80, decode_seconds=4.0, n_read=9
+        )
 
 
 def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
@@ -82,7 +84,11 @@ def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
         assert http.get("/health").json() == {"status": "ok"}
         assert http.get("/props").json()["model_path"] == ""
         assert http.get("/slots").json()[0]["id_task"] == "one"
+        assert http.get("/v1/models").json()["data"][0]["status"] == {"value": "loaded"}
         lines = http.get("/metrics").text.splitlines()
+    assert {"llamacpp:prompt_tokens_total 9.0", "llamacpp:predicted_tokens_seconds 20.0"} <= {
+        *lines
+    }
     assert "llamacpp:tokens_predicted_total 84.0" in lines
     assert "vllm:num_requests_waiting 2.0" in lines
 

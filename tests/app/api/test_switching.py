@@ -187,10 +187,13 @@ def test_a_page_keeps_its_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_list_has_the_other_models_and_whether_they_are_here() -> None:
     async def listed(backend: Switching, switches: bool) -> dict[str, str]:
-        models = Models(backend, ModelSpec("a"), alias="mine", switches=switches)
+        models = Models(backend, ModelSpec(str(HERE)), alias="mine", switches=switches)
         return {one["id"]: one["status"]["value"] for one in await models.others()}
 
     here = {"b": "unloaded", "c": "unloaded", "bad": "unloaded", "far": "not downloaded"}
-    assert asyncio.run(listed(Switching(), False)) == here
+    assert asyncio.run(listed(Switching(str(HERE)), False)) == here
     del here["b"]
     assert asyncio.run(listed(Switching("b"), True)) == {"mine": "unloaded", **here}
+    gone = Models(Switching("b"), ModelSpec("/nowhere/x.gguf"), switches=True)
+    (first, *_) = asyncio.run(gone.others())
+    assert (first["id"], first["status"]["value"]) == ("x.gguf", "not downloaded")

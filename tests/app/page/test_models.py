@@ -305,6 +305,24 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
         local.close()
 
 
+def test_strangers_load_only_what_is_in_the_list_and_download_nothing(
+    tmp_path: Path, cache: Path
+) -> None:
+    there = {"X-Forwarded-For": "192.0.2.7"}  # as a proxy of this machine says
+    with served(Loads(), tmp_path / "a.db", host="0.0.0.0", is_one=False) as made:
+        here, stranger = made.page(), made.page(**there)
+        for page, status in ((here, 200), (stranger, 403)):
+            page.get("state")
+            page.post("models/load", status, model="/etc/other.gguf")
+            page.post("models/load", status, model="qwen2.5-7b-instruct")
+            page.post("models/load", status, model="bundled", draft_model="/etc/other.gguf")
+            page.post("models/load", model="bundled", draft_model="paired")
+            page.post("models/download", 409 if page is here else 403, name="bundled")
+            page.get("models/hub?repo=none", 400 if page is here else 403)
+    with served(Loads(), tmp_path / "b.db", host="0.0.0.0", keys=("a", "b"), is_one=False) as made:
+        made.page(**there, **{"X-Api-Key": "a"}).post("models/load", model="/etc/other.gguf")
+
+
 def test_what_a_method_needs_is_offered_by_models_txt(site: tuple[Page, Loads, Site]) -> None:
     page, backend, _ = site
     missing = {"draft": "draft_model", "medusa": "heads", "eagle-2": "heads", "dflash": "heads"}

@@ -7,6 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -138,6 +139,25 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         with pytest.raises(SystemExit):
             parse_flags(wrong.split())
         assert f"error: {told}" in capsys.readouterr().err
+
+
+def test_keys_come_from_flags_and_a_file_else_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECULATION_API_KEY", "a key")
+    file = tmp_path / "keys"
+    file.write_bytes("\ufefferster\r\n\n  schlüssel \n".encode())
+    for given, keys in (
+        ([], ["a key"]),
+        (["--api-key", "b"], ["b"]),
+        (["--api-key", "b", "--api-key-file", str(file)], ["b", "erster", "schlüssel"]),
+    ):
+        assert parse_flags(given).api_key == keys
+    file.write_text("\n")
+    for name, told in ((file, "has no key"), (tmp_path, "cannot read"), ("/none", "No such file")):
+        with pytest.raises(SystemExit):
+            parse_flags(["--api-key-file", str(name)])
+        assert told in capsys.readouterr().err
 
 
 def test_an_address_of_another_machine_is_refused_before_trying_any_port() -> None:
