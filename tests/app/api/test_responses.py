@@ -355,7 +355,7 @@ def test_settings_tools_and_formats_are_those_of_a_chat_completion(
         tools=[*tools, {"type": "web_search"}],
         tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
         parallel_tool_calls=False,
-        extra_body={"seed": 5, "speculation": {"method": "ar"}, "n": 3},
+        extra_body={"seed": 5, "speculation": {"method": "ar"}, "n": 3, "n_cmpl": 3},
     )
     asked = backend.requests[-1]
     assert (asked.max_tokens, asked.thinking, asked.method) == (7, False, "ar")
