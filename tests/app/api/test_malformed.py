@@ -137,7 +137,7 @@ BODIES: dict[str, dict[str, Any]] = {
 DEEP: list[Any] = []
 for _ in range(300):
     DEEP = [DEEP]
-ODD = [
+ODD: list[Any] = [
     *(None, True, 0, -1, 2**31, 2**70, -(2**70), 1.5, math.inf, math.nan, "", "x", "\0", "\ud800"),
     *([], [5], [None], ["x"], ["\ud800"], [[]], [{}], [2**70], DEEP),
     *({}, {"a": 1}, {"type": 5}, {"type": "x"}, {"name": 5}, {"function": 5}, {"a": math.nan}),
