@@ -80,6 +80,7 @@ class Recording(FakeBackend):
 def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
     with client(Recording()) as http:
         assert http.get("/health").json() == {"status": "ok"}
+        assert http.head("/").status_code == 200  # as Claude Code asks at its start
         assert http.get("/props").json()["model_path"] == ""
         assert http.get("/slots").json()[0]["id_task"] == "one"
         lines = http.get("/metrics").text.splitlines()
