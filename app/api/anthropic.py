@@ -58,7 +58,7 @@ class Source(Posted):
     data: str = ""
 
 
-class Given(Tagged, ContentPart):
+class InputBlock(Tagged, ContentPart):
     """A part of a turn or of a tool's result."""
 
     type: str
@@ -67,7 +67,7 @@ class Given(Tagged, ContentPart):
     name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
     tool_use_id: str = ""
-    content: str | list[Given] = ""
+    content: str | list[InputBlock] = ""
     tool_name: str = ""
     needs: ClassVar = {"text": "text", "tool_use": "name", "tool_reference": "tool_name"}
 
@@ -88,7 +88,7 @@ class SystemBlock(Posted):
 
 class Turn(Posted):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Given]
+    content: str | list[InputBlock]
 
     def messages(self) -> list[Message]:
         """The messages of a turn. The results of tools are messages of their own, before the

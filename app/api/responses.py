@@ -243,7 +243,7 @@ class ResponseReply(ChatReply):
     ) -> None:
         super().__init__(service, chat, requests)
         sampling = requests[0].sampling
-        given = {"tool_choice": "auto", "tools": [], **asked.model_dump(exclude_unset=True)}
+        given = asked.model_dump(include={"tool_choice", "tools"}, exclude_unset=True)
         self._keeping = keeping
         self._events = ResponseEvents(
             {
@@ -266,8 +266,8 @@ class ResponseReply(ChatReply):
                 "store": asked.store,
                 "temperature": sampling.get("temperature"),
                 "text": {"format": asked.text.format or {"type": "text"}},
-                "tool_choice": given["tool_choice"],
-                "tools": given["tools"],
+                "tool_choice": given.get("tool_choice", "auto"),
+                "tools": given.get("tools", []),
                 "top_logprobs": asked.top_logprobs or 0,
                 "top_p": sampling.get("top_p", 1.0),
                 "truncation": "disabled",

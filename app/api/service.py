@@ -222,7 +222,7 @@ class Service:
 @lru_cache(64)
 def _tell_left_out(kinds: tuple[str, ...]) -> None:
     """Say once which types of tools the model is not offered: agents give them in each request."""
-    log.warning("nobody here can run tools of the type %s: left out", ", ".join(kinds)[:200])
+    log.warning("left out tools that nobody here can run: %s", ", ".join(map(repr, kinds))[:200])
 
 
 def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:

@@ -25,6 +25,7 @@ from speculation.chat.tools import (
     checked_tools,
     chosen,
     is_strict,
+    listed,
     referred,
     types_of,
 )
@@ -317,7 +318,7 @@ class _Calls:
             value = f"{grammar.text(written.string)} {grammar.until(written.after.lstrip())}"
             any_ = grammar.rule(f"{grammar.text(written.before)} {key} {value}")
             return grammar.rule(f"{any_}*") if _is_open(schema) else ""
-        required = schema.get("required") or ()
+        required = listed(schema.get("required"))
         parts = []
         for key, value in properties.items():
             where = f"argument {key} in {_where(name)}"
@@ -395,7 +396,7 @@ class _Notation:
             pair = f'/[a-zA-Z0-9_.-]+/ ":" {self._anything()}'
             pairs = f'({pair} ("," {pair})*)?' if _is_open(schema) else ""
             return f'("{{" {pairs} "}}")'
-        required = schema.get("required") or ()
+        required = listed(schema.get("required"))
         parts = [
             (f"{json.dumps(key + ':')} {self.rule_for(properties[key])}", key in required)
             for key in sorted(properties)

@@ -145,19 +145,22 @@ def types_of(
             known[reference] = types_of(referred(root, reference), root, known)
         types &= known[reference]
     if "type" in schema:
-        named = schema["type"]
-        types &= frozenset([named] if isinstance(named, str) else named)
+        named = listed(schema["type"]) or [schema["type"]]
+        types &= frozenset(name for name in named if isinstance(name, str))
         types |= {"integer"} if "number" in types else set()
     for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
         if isinstance(values, Sequence):
             types &= frozenset(type_name(value) for value in values)
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        if isinstance(options, Sequence) and options:
-            types &= frozenset().union(*(types_of(each, root, known) for each in options))
-    for each in schema.get("allOf") or ():
-        types &= types_of(each, root, known)
+    for key in ("anyOf", "oneOf", "allOf"):
+        found = [types_of(each, root, known) for each in listed(schema.get(key))]
+        if found:
+            types &= frozenset.intersection(*found) if key == "allOf" else frozenset.union(*found)
     return types
+
+
+def listed(value: Any) -> list[Any]:
+    """A part of a schema that should be a list; empty if it is none."""
+    return value if isinstance(value, list) else []
 
 
 def referred(root: Mapping[str, Any], reference: Any) -> Any:

@@ -19,7 +19,16 @@ from app.worker.messages import Loaded, ModelSpec
 from tests.speculation.chat.tool_templates import FAMILIES
 from tests.support.local_backend import LocalBackend
 
-FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "enum": ["x"], "anyOf": [{}], "allOf": [{}], "$ref": "#/$defs/b"},
+        "b": {"type": ["string", "null"]},
+    },
+    "required": ["a"],
+    "$defs": {"b": {"const": "x"}},
+}
+FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": False}
 TOOL = {"type": "function", "function": FUNCTION}
 NAMED = {"type": "function", "function": {"name": "f"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -128,7 +137,7 @@ BODIES: dict[str, dict[str, Any]] = {
 DEEP: list[Any] = []
 for _ in range(300):
     DEEP = [DEEP]
-ODD = [
+ODD: list[Any] = [
     *(None, True, 0, -1, 2**31, 2**70, -(2**70), 1.5, math.inf, math.nan, "", "x", "\0", "\ud800"),
     *([], [5], [None], ["x"], ["\ud800"], [[]], [{}], [2**70], DEEP),
     *({}, {"a": 1}, {"type": 5}, {"type": "x"}, {"name": 5}, {"function": 5}, {"a": math.nan}),
@@ -155,7 +164,7 @@ def replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 @pytest.fixture(scope="module")
 def http(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     template = tmp_path_factory.mktemp("malformed") / "template.jinja"
-    template.write_text(FAMILIES["json between marks"].template)
+    template.write_text(FAMILIES["an element for each argument"].template)
     backend = LocalBackend()
     spec = ModelSpec(str(tiny_model), n_threads=1, parallel=1, chat_template=str(template))
     assert isinstance(list(backend.load(spec))[-1], Loaded)

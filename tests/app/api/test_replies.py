@@ -82,6 +82,7 @@ class Recording(FakeBackend):
 def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
     with client(Recording()) as http:
         assert http.get("/health").json() == {"status": "ok"}
+        assert http.head("/").status_code == 200  # as Claude Code asks at its start
         assert http.get("/props").json()["model_path"] == ""
         assert http.get("/slots").json()[0]["id_task"] == "one"
         assert http.get("/v1/models").json()["data"][0]["status"] == {"value": "loaded"}

@@ -121,8 +121,11 @@ def test_a_prompt_that_does_not_fit_has_the_code_that_agents_look_for(
     assert refused.value.code == "context_length_exceeded"
     *_, error, last = client.responses.create(model="any", input="Hi", stream=True)
     assert error.type == "error" and error.code == "context_length_exceeded"
-    assert last.type == "response.failed" and last.response.error is not None
-    assert last.response.error.code == "context_length_exceeded"
+    assert last.type == "response.failed"
+    assert last.response.to_dict()["error"] == {
+        "code": "context_length_exceeded",
+        "message": "The request exceeds the available context size: it needs 600",
+    }
 
 
 def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBackend) -> None:
@@ -233,14 +236,14 @@ def test_codex_tools_are_offered_called_and_read_again(
         ("apply_patch", r'{"input": "+ \u00e9\n"}'),
         ("tool_search", '{"query": "c"}'),
     )
-    backend.script = [[called(*made), done()]] * 2 + [[done()]]
+    backend.script = [[called(*made), done()], [called(*made), done()], [done()]]
     more: Any = {"type": "additional_tools", "role": "developer", "tools": [LITE, SPACE, SEARCH]}
-    tools: Any = [SPACE, {"type": "image_generation"}, {"type": "web"}]
+    tools: Any = [SPACE, {"type": "image_generation"}, {"type": "web\n"}]
     asked: dict[str, Any] = {"model": "any", "tools": tools, "store": False}
     before: Any = [more, {"role": "user", "content": "Hi"}]
     with caplog.at_level("WARNING"):
         whole = client.responses.create(**asked, input=before, tool_choice="required")
-    assert "of the type image_generation, web: left out" in caplog.text
+    assert "nobody here can run: 'image_generation', 'web\\n'" in caplog.text
     offered = backend.requests[-1].tools
     assert [tuple(tool["function"].values()) for tool in offered] == [
         ("mcp__fs__read", "Files.\n\nReads.", {}, False),
@@ -272,7 +275,7 @@ def test_codex_tools_are_offered_called_and_read_again(
 
     found = {**SPACE, "name": "mcp__db", "tools": [{**FUNCTION, "name": "query"}]}
     outputs: list[Any] = [
-        {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "1"},  # type: ignore[union-attr]
+        {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "1"},
         {"type": "custom_tool_call_output", "call_id": "p", "output": "done"},
         {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": [found]},
     ]
@@ -355,7 +358,7 @@ def test_settings_tools_and_formats_are_those_of_a_chat_completion(
         tools=[*tools, {"type": "web_search"}],
         tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
         parallel_tool_calls=False,
-        extra_body={"seed": 5, "speculation": {"method": "ar"}, "n": 3},
+        extra_body={"seed": 5, "speculation": {"method": "ar"}, "n": 3, "n_cmpl": 3},
     )
     asked = backend.requests[-1]
     assert (asked.max_tokens, asked.thinking, asked.method) == (7, False, "ar")
