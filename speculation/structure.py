@@ -2,7 +2,7 @@
 
 llguidance (github.com/guidance-ai/llguidance) parses along with the text. Before a token is chosen,
 those that cannot follow are taken out of the target's logits, so drafts are verified by the same
-walk as without a structure. What can only go on in one way is drafted without any drafter.
+walk as without a structure. Forced tokens are drafted for free.
 """
 
 from __future__ import annotations

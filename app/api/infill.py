@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError
 from app.api.body import Limited, Posted
 from app.api.errors import ApiError
 from app.api.native import completed
-from app.api.replies import answer
+from app.api.replies import answer, while_connected
+from app.api.sampling import MOST_LISTED
 from app.api.schemas import Completion, prompts_of
 from app.api.service import MOST_PROMPTS, Service
 from app.worker.messages import Tokenize
@@ -36,7 +37,7 @@ class Infill(Posted, extra="allow"):
 
     input_prefix: str
     input_suffix: str = ""
-    input_extra: list[Extra] = Field(default_factory=list)
+    input_extra: list[Extra] = Field(default_factory=list, max_length=MOST_LISTED)
     prompt: str = ""  # text after the prefix, which the reply continues
     model: str | None = None
 
@@ -51,7 +52,8 @@ def routes(service: Service) -> APIRouter:
             completion = Completion.model_validate({**(asked.model_extra or {}), "prompt": [0]})
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
-        tokens = await _tokens(service, asked, http, completion.limit)
+        await service.take_model(asked.model, http)
+        tokens = await while_connected(http, _tokens(service, asked, completion.limit))
         return await completed(service, completion.model_copy(update={"prompt": tokens}), http)
 
     return router
@@ -59,22 +61,22 @@ def routes(service: Service) -> APIRouter:
 
 async def before_suffix(service: Service, asked: Completion, http: Request) -> Completion:
     """A completion whose prompts have its ``suffix`` in them. Raises ApiError."""
+    await service.take_model(asked.model, http)
     prompts = []
     for prompt in prompts_of(asked.prompt)[0][: MOST_PROMPTS + 1]:
         if asked.echo or any(isinstance(part, int) for part in prompt):
             raise ApiError("suffix needs a prompt of text, without echo", param="suffix")
         text = "".join(map(str, prompt))
-        gap = Infill(input_prefix=text, input_suffix=asked.suffix or "", model=asked.model)
-        prompts.append(await _tokens(service, gap, http, asked.limit, 400))
+        gap = Infill(input_prefix=text, input_suffix=asked.suffix or "")
+        prompts.append(await while_connected(http, _tokens(service, gap, asked.limit, 400)))
     return asked.model_copy(update={"prompt": prompts, "suffix": None})
 
 
 async def _tokens(
-    service: Service, asked: Infill, http: Request, n_reply: int | None, status: int = 501
+    service: Service, asked: Infill, n_reply: int | None, status: int = 501
 ) -> list[int]:
     """The prompt: parts of other files, then the edited one. Raises ApiError, with ``status`` if
     the model has no tokens for that."""
-    await service.take_model(asked.model, http)
     model, marks = service.model(), service.facts.fim
     missing = [name for name in ("prefix", "suffix", "middle") if name not in marks]
     if missing:

@@ -195,10 +195,11 @@ class ReplyParser:
         return CallArguments(self._n_calls - 1, text)
 
     def _read_json(self, last: bool) -> list[Delta]:
-        end = self._json.find(self._held)
+        text, end = self._json.read(self._held)
+        self._take(end)
         if end is not None:
             self._read = self._read_tail
-        return [self._arguments(self._take(end))]
+        return [self._arguments(text)]
 
     def _read_parameters(self, last: bool) -> list[Delta]:
         """Read arguments that are written one by one."""
@@ -436,15 +437,19 @@ def _dumped(value: Any, text: str) -> str:
 
 
 class _JsonEnd:
-    """Finds the end of a JSON object in a stream."""
+    """Reads a JSON object in a stream. Line breaks and tabs in its strings become escapes, which
+    models forget."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = False
 
-    def find(self, text: str) -> int | None:
-        """Where the object ends in the next part of it; None if it goes on."""
+    def read(self, text: str) -> tuple[str, int | None]:
+        """What the next part has of the object, and where that ends; None if it goes on."""
+        written = []
         for i, character in enumerate(text):
+            is_bare = self._in_string and not self._escaped and character < " "
+            written.append(json.dumps(character)[1:-1] if is_bare else character)
             if self._escaped:
                 self._escaped = False
             elif self._in_string:
@@ -456,5 +461,5 @@ class _JsonEnd:
             elif character in "}]":
                 self._depth -= 1
                 if self._depth == 0:
-                    return i + 1
-        return None
+                    return "".join(written), i + 1
+        return "".join(written), None

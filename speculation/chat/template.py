@@ -62,7 +62,7 @@ class ChatOptions(TypedDict, total=False):
 class ChatPrompt(NamedTuple):
     """A conversation as tokens, ready to be continued.
 
-    tokens   up to the start of the assistant's reply, or to the end of what it has written of it
+    tokens   up to the assistant's reply, or to the end of what it begins with
     opening  the opening mark of the reasoning that the generated text starts inside of; else empty
     stop     strings that end the reply, for a model without a chat template
     in_answer  whether the tokens end with the start of an answer

@@ -34,7 +34,7 @@ from speculation.sandbox import one_limit, problem_of
 
 MOST_ARGUMENTS = 500  # of a tool, or properties of an object, with something between two
 _TEXT = r"/(.|\n)*/"
-_GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
+_GAP = r"/[ \n]{0,2}/"  # with more, a model may write spaces without end
 _SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in every form
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 

@@ -270,6 +270,10 @@ OTHER_FORMATS = [tool_format(family.template) for family in FAMILIES.values()]
             '{"name": "write", "arguments": "{\\"path\\": \\"a\\\\n\\"}"}',
             call(0, "write", r'{"path": "a\n"}'),
         ),
+        (
+            '{"name": "write", "arguments": {"text": "a\n\tb\\n", "n":\n1}}',
+            call(0, "write", r'{"text": "a\n\tb\n", "n":' + "\n1}"),
+        ),
         *(
             (text, [*HELLO, *call(1, "list.all", "{}")])
             for text in (

@@ -271,9 +271,8 @@ def test_tool_choice_says_which_calls_there_may_be() -> None:
             assert held(f"{now}\n{now}") and not held(add) and held("Hm.") is may_answer
     bare = FORMATS["json after a tag, one call"]
     assert reply_grammar(none, replace(bare, tag=""), TOOLS, "none") is None
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": []}
-    for choice in ("none", allowed):
-        forbids = asked(choice, thinking=THINK)
+    for forbidding in ("none", {"type": "allowed_tools", "mode": "auto", "tools": []}):
+        forbids = asked(forbidding, thinking=THINK)
         assert forbids("<think>hm</think>\n<tool_calls> or <tool_call") and not forbids(now)
     assert reply_grammar(none, HERMES, [], "auto") is None
     assert reply_grammar(none, HERMES, [{"type": "web_search"}], "required") is None
