@@ -165,7 +165,7 @@ class GrammarError(SpeculationError, ValueError):
     """A grammar, a regular expression or a JSON schema that cannot be followed."""
 
 
-def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> None:
+def check_ranges(params: object, ranges: tuple[tuple[str, float, float], ...]) -> None:
     """Check fields of ``params`` against ranges ``(name, lowest, highest)``.
 
     Raises InvalidParameter with the name, the value and the range, or as ``require_types``.
@@ -204,9 +204,10 @@ def _fits(value: object, hint: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real)
     if kind in (Sequence, Collection, tuple):
-        is_list = hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
+        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+            return False
         # Token ids are checked where their vocabulary is known.
-        return is_list and (inner[0] is int or all(_fits(one, inner[0]) for one in value))
+        return inner[0] is int or all(_fits(one, inner[0]) for one in value)
     if kind is Mapping:
         return isinstance(value, Mapping) and all(
             _fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items()

@@ -408,12 +408,11 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
-    if not isinstance(messages, Sequence):
-        raise InvalidParameter(
-            f"messages is {messages!r:.60}; give a text, or a list of messages with role and "
-            f"content"
-        )
-    return messages
+    if isinstance(messages, Sequence):
+        return messages
+    raise InvalidParameter(
+        f"messages is {messages!r:.60}; give a text, or a list of messages with role and content"
+    )
 
 
 def _until_closed(
