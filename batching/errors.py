@@ -165,12 +165,13 @@ class GrammarError(SpeculationError, ValueError):
     """A grammar, a regular expression or a JSON schema that cannot be followed."""
 
 
-def check_ranges(params: object, ranges: tuple[tuple[str, float, float], ...]) -> None:
+def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> None:
     """Check fields of ``params`` against ranges ``(name, lowest, highest)``.
 
     Raises InvalidParameter with the name, the value and the range, or as ``require_types``.
     """
-    require_types(vars(params), hints_of(type(params)))
+    kind: Any = type(params)
+    require_types(vars(params), hints_of(kind))
     for name, low, high in ranges:
         value = getattr(params, name)
         if not low <= value <= high:

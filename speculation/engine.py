@@ -406,13 +406,12 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
 
 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    if isinstance(messages, Sequence):
-        return messages
-    raise InvalidParameter(
-        f"messages is {messages!r:.60}; give a text, or a list of messages with role and content"
-    )
+    if not isinstance(messages, Sequence):
+        raise InvalidParameter(
+            f"messages is {messages!r:.60}; give a text, or a list of messages with role and "
+            f"content"
+        )
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 
 def _until_closed(

@@ -271,10 +271,9 @@ def test_arguments_of_a_wrong_type_are_refused_by_name(engine: Engine) -> None:
     for call, value, message in calls:
         with pytest.raises(InvalidParameter, match=message):
             call(value)
-    numbers = np.array([5, 6]), np.int64(3), np.float32(0.5)
-    text = engine.generate(
-        numbers[0], method="ar", max_tokens=numbers[1], temperature=numbers[2]
-    ).run()
+    prompt: Any = np.array([5, 6])
+    settings: dict[str, Any] = {"max_tokens": np.int64(3), "temperature": np.float32(0.5)}
+    text = engine.generate(prompt, **settings).run()
     assert len(text.token_ids) == 3
 
 
