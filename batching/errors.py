@@ -37,8 +37,11 @@ Python, on the command line and on the page. ``str(error)`` uses the Python name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class SpeculationError(Exception):
@@ -165,12 +168,71 @@ class GrammarError(SpeculationError, ValueError):
 def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> None:
     """Check fields of ``params`` against ranges ``(name, lowest, highest)``.
 
-    Raises InvalidParameter with the name, the value and the range. A field whose default is an
-    integer must have an integer value.
+    Raises InvalidParameter with the name, the value and the range, or as ``require_types``.
     """
+    kind: Any = type(params)
+    require_types(vars(params), hints_of(kind))
     for name, low, high in ranges:
         value = getattr(params, name)
-        if isinstance(getattr(type(params), name, None), int) and value != int(value):
-            raise InvalidParameter(f"{{{name}}} is {value}; give an integer", settings=(name,))
         if not low <= value <= high:
             raise InvalidParameter(f"{{{name}}} is {value}; give {low} to {high}", settings=(name,))
+
+
+@lru_cache
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """The types of the fields of a dataclass or a TypedDict."""
+    return get_type_hints(kind)
+
+
+def require_types(given: Mapping[str, object], hints: Mapping[str, Any]) -> None:
+    """Check values against types, by name. Numbers may be NumPy's, and sequences arrays.
+
+    Raises InvalidParameter with the name, the value and what it may be.
+    """
+    for name, hint in hints.items():
+        if name in given and not _fits(given[name], hint):
+            raise InvalidParameter(
+                f"{{{name}}} is {given[name]!r:.60}; give {_in_words(hint)}", settings=(name,)
+            )
+
+
+def _fits(value: object, hint: Any) -> bool:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is Callable:
+        return callable(value)
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real)
+    if kind in (Sequence, Collection, tuple):
+        if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+            return False
+        # Token ids are checked where their vocabulary is known.
+        return inner[0] is int or all(_fits(one, inner[0]) for one in value)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items()
+        )
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+
+
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    NoneType: "None",
+    Callable: "a function",
+}
+
+
+def _in_words(hint: Any) -> str:
+    """What fits a type: ``an integer or None``."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(map(_in_words, inner))
+    if kind is Mapping and Any not in inner:
+        return f"a mapping from {_in_words(inner[0])} to {_in_words(inner[1])}"
+    if kind in (Sequence, Collection, tuple):
+        return f"a list with {_in_words(inner[0])} each"
+    return _WORDS.get(kind, f"a {kind.__name__}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from batching.cache import SequenceCache
-from batching.errors import InvalidParameter, SpeculationError
+from batching.errors import InvalidParameter, SpeculationError, require_types
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.watched import checkpoint, until
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
+_LOAD_TYPES = {  # of arguments of ``load`` that ``LoadParams`` has not or has otherwise
+    "memory": str | Path | None,
+    "params": ContextParams | None,
+    "n_ctx": int | None,
+    "keep_texts": int,
+    "progress": Callable | None,
+    "measuring": Callable | None,
+}
 log = logging.getLogger(__name__)
 
 
@@ -118,6 +126,11 @@ class Engine:
             raise InvalidParameter(
                 f"heads is {heads!r}; give files, or 'paired' for those that models.txt names"
             )
+        require_types(
+            {"memory": memory, "params": params, "n_ctx": n_ctx, "keep_texts": keep_texts}
+            | {"progress": progress, "measuring": measuring},
+            _LOAD_TYPES,
+        )
         if keep_texts < 0:
             raise InvalidParameter(
                 f"{{keep_texts}} is {keep_texts}; give 0 or more", settings=("keep_texts",)
@@ -229,8 +242,8 @@ class Engine:
     ) -> list[Text]:
         """Continue all ``prompts``; return when all texts have ended. An error, or Ctrl-C, ends all
         of them."""
-        if isinstance(prompts, str):
-            raise InvalidParameter("prompts is one text; give a list, such as [text]")
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise InvalidParameter(f"prompts is {prompts!r:.60}; give a list, such as [text]")
         texts: list[Text] = []
         try:
             texts.extend(self.generate(prompt, **settings) for prompt in prompts)
@@ -290,7 +303,7 @@ class Engine:
         """
         self._driver.check_open()
         self._driver.check_thread()
-        if isinstance(texts, str) or not texts:
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
             raise InvalidParameter(f"texts is {texts!r:.60}; give a list of texts or of token ids")
         with self._embedding:
             embedder = self._runtime.embedder
@@ -408,6 +421,11 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
 
 
 def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
+    if not isinstance(messages, Sequence):
+        raise InvalidParameter(
+            f"messages is {messages!r:.60}; give a text, or a list of messages with role and "
+            f"content"
+        )
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 

@@ -25,7 +25,8 @@ from speculation.text import ROOM, Text
 class Place:
     """A slot with its cache, and the text that is there now, or None.
 
-    on_disk  whether what is cached may go to disk
+    n_prompt  how many of its tokens are those of a prompt: another turn brings them again
+    on_disk   whether what is cached may go to disk
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -33,7 +34,11 @@ class Place:
         self.cache = SequenceCache(slot)
         self.text: Text | None = None
         self.used = 0.0  # when its last text ended
-        self.on_disk = True
+        self.n_prompt, self.on_disk = 0, True
+
+    def n_lost(self, n_kept: int) -> int:
+        """How many tokens of a prompt are lost if ``n_kept`` of the text are kept."""
+        return min(self.n_prompt, len(self.cache.tokens)) - n_kept
 
 
 class Places:
@@ -125,28 +130,30 @@ class Places:
         prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
-        n_lost = len(chosen.cache.tokens) - common[chosen]
-        if n_lost >= (WORTH_KEEPING if self.can_rewind else common[chosen]):  # another's end
-            chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
+        other = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
+        is_spare = self.can_rewind and not other.cache.tokens
+        loses_most = 2 * common[chosen] < len(chosen.cache.tokens)
+        if loses_most or (is_spare and chosen.n_lost(common[chosen]) >= WORTH_KEEPING):
+            chosen = other
         # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
         best = max(self.places if self.can_rewind else [chosen], key=common.__getitem__)
         chosen.cache.reserve(1)
-        idle, n_idle = self.idle.best(prompt, common[best])
+        idle, _ = self.idle.best(prompt, common[best])
         if idle is not None:
             self._drop(chosen)
             self._make_room(max(n_cells, len(idle.tokens)), free)
             if self.runtime.context.copy_in(chosen.slot.first, idle.state):
                 chosen.cache.tokens = list(idle.tokens)
                 chosen.cache.saved = list(idle.saved or ())
-                chosen.on_disk = idle.on_disk
-                self.idle.use(idle, whole=n_idle == len(idle.tokens))
+                chosen.n_prompt, chosen.on_disk = idle.n_prompt, idle.on_disk
+                self.idle.use(idle, prompt)
         elif common[chosen] < common[best]:
             self._drop(chosen)
             chosen.slot.share(best.slot, common[best])
             self.resources_of(chosen).share_text(self.resources_of(best), common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
-            chosen.on_disk = best.on_disk
-        elif len(chosen.cache.tokens) - common[chosen] >= WORTH_KEEPING:
+            chosen.n_prompt, chosen.on_disk = common[best], best.on_disk
+        elif chosen.n_lost(common[chosen]) >= WORTH_KEEPING:
             self._keep(chosen)
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
@@ -229,7 +236,10 @@ class Places:
         if self._is_copied_whole(len(cache.tokens)):
             saved = None if self.can_rewind else list(cache.saved)
             copy = partial(self.runtime.context.copy_out, place.slot.first)
-            self.idle.put(cache.tokens, copy, saved, on_disk=place.on_disk, is_last=is_last)
+            n_prompt = min(place.n_prompt, len(cache.tokens))
+            self.idle.put(
+                cache.tokens, n_prompt, copy, saved, on_disk=place.on_disk, is_last=is_last
+            )
 
     def _is_copied_whole(self, n_tokens: int) -> bool:
         """Whether another text can start with any part of a copy: of layers with a sliding window,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, hints_of, require_types
 from speculation.drafter import Method
 from speculation.sampling import SamplingParams, TokenLogprobs
 
@@ -42,6 +42,7 @@ class Request:
     scored: Callable[[Sequence[TokenLogprobs]], object] | None = None
 
     def __post_init__(self) -> None:
+        require_types(vars(self), hints_of(Request))
         if not self.prompt:
             raise InvalidParameter("the prompt is empty; give at least one token")
         if self.max_tokens is not None and self.max_tokens < 0:

@@ -16,6 +16,8 @@ from batching.errors import (
     SpeculationError,
     UnsupportedModel,
     VocabularyMismatch,
+    hints_of,
+    require_types,
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
@@ -71,6 +73,7 @@ class LoadParams:
     saved: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        require_types(vars(self), hints_of(LoadParams))
         if not 1 <= self.parallel <= MAX_SEQUENCES:
             raise InvalidParameter(
                 f"{{parallel}} is {self.parallel}; give 1 to {MAX_SEQUENCES}",

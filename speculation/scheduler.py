@@ -190,7 +190,8 @@ class Scheduler:
         text.tell_waiting(0)
         verifier = request.method.verifier(resources)
         text.start(place.cache, drafters, verifier, sampler)
-        place.on_disk = request.on_disk  # what is cached now begins this text
+        # What is cached now begins this text.
+        place.n_prompt, place.on_disk = len(request.prompt) - 1, request.on_disk
         return True
 
     def _may_draft(self, request: Request) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, TypedDict
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, hints_of, require_types
 from batching.llama.model import Model
 from speculation.drafter import Method, MethodSpec
 from speculation.methods import load_method_file, parse_method
@@ -44,7 +44,7 @@ class Settings(TypedDict, total=False):
     method: str | Method | MethodSpec
     sampling: SamplingParams | Mapping[str, Any] | None
     max_tokens: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     progress: Callable[[int, int], None] | None
     waiting: Callable[[int], None] | None
     logprobs: int | None
@@ -77,6 +77,7 @@ def request_for(
 
     Raises InvalidParameter, which names an unknown setting and the nearest known one.
     """
+    require_types(settings, _HINTS)
     given = _without_sampling(settings)
     given["method"] = as_method(given.get("method", DEFAULT_METHOD))
     if "stop" in given:
@@ -89,6 +90,11 @@ def request_for(
     return Request(tokens_of(model, prompt, "the prompt"), opening=opening, **given)
 
 
+_HINTS = {
+    name: hint
+    for name, hint in hints_of(Settings).items()
+    if name not in ("method", "sampling", "prediction")  # these have errors of their own
+}
 _SAMPLING = [one.name for one in dataclasses.fields(SamplingParams)]
 
 

@@ -88,7 +88,13 @@ def grammar_of(sampling: SamplingParams) -> str | None:
         tell("a JSON schema", left_out)
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     given = sampling.regex or sampling.grammar or ""
-    given.encode()  # raises UnicodeEncodeError for half a character, which llguidance cannot read
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"the grammar has {given[error.start]!r} at position {error.start}, a lone surrogate; "
+            f"give valid UTF-8 text"
+        ) from None
     if sampling.regex is not None:
         return LLMatcher.grammar_from_regex(sampling.regex)
     if sampling.grammar is not None:

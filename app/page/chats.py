@@ -352,7 +352,7 @@ class Chats:
             settings.leave_out,
             left_out,
             memory=None if is_incognito else ask.owner,
-            on_disk=not is_incognito,
+            on_disk=False,  # a deleted chat must leave nothing there
             record=True,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, hints_of, require_types
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
@@ -41,6 +41,7 @@ class ContextParams:
     flash_attn: str = "auto"
 
     def __post_init__(self) -> None:
+        require_types(vars(self), hints_of(ContextParams))
         _check_range("n_ctx", self.n_ctx, 0, MAX_CELLS, least="0 (the model's own)")
         if self.n_batch < 1:
             raise InvalidParameter(

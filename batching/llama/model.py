@@ -19,6 +19,7 @@ from batching.errors import (
     InvalidParameter,
     ModelError,
     UnsupportedModel,
+    require_types,
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
@@ -293,6 +294,7 @@ class Model:
         text of control tokens into those tokens: right for chat templates, wrong for user text.
         Raises InvalidParameter for lone surrogates and for characters the vocabulary lacks.
         """
+        require_types({"text": text}, {"text": str})
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:

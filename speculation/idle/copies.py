@@ -20,7 +20,7 @@ from typing import Any
 
 from batching.cache import common_prefix, n_kept
 from batching.llama.hardware import available_memory
-from speculation.idle.files import SPEED, TextFile, TextFiles, begins
+from speculation.idle.files import SPEED, TextFile, TextFiles, begins, is_continued
 
 _MAX_BYTES = 2**33  # of main memory, and at most a quarter of what is available
 _USUALLY_AVAILABLE = 2**32  # bytes, where the system does not tell
@@ -31,12 +31,14 @@ WORTH_KEEPING = 32  # tokens; fewer are read as quickly
 class IdleText:
     """A text's tokens, and its part of the cache as an array of bytes.
 
+    n_prompt  how many of the tokens a continuation brings again; the others are the reply's
     saved    states of a target that cannot rewind, as in ``SequenceCache``; None if it can
     on_disk  whether it may go to disk
     used     when it was copied, in seconds since 1970
     """
 
     tokens: tuple[int, ...]
+    n_prompt: int
     state: Any
     saved: list[tuple[int, Any]] | None = None
     on_disk: bool = True
@@ -72,6 +74,7 @@ class IdleTexts:
     def put(
         self,
         tokens: Sequence[int],
+        n_prompt: int,
         copy: Callable[[], Any],
         saved: list[tuple[int, Any]] | None = None,
         *,
@@ -79,8 +82,8 @@ class IdleTexts:
         is_last: bool = False,
     ) -> None:
         """Keep a text if it is worth a copy, which ``copy`` makes: if it is not short, not here
-        already, and a copy pays or ``is_last``. It replaces those that it continues. ``saved`` and
-        ``on_disk`` as in ``IdleText``; one that may go to disk is not replaced by one that may not.
+        already, and a copy pays or ``is_last``. It replaces those that it continues, but none that
+        may go to disk by one that may not. ``n_prompt`` and the rest as in ``IdleText``.
         """
         is_here = any(
             begins(tokens, text.tokens) and text.on_disk >= on_disk for text in self._texts
@@ -88,13 +91,11 @@ class IdleTexts:
         if len(tokens) < WORTH_KEEPING or is_here or not (self.pays or is_last):
             return
         start = perf_counter()
-        new = IdleText(tuple(tokens), copy(), saved, on_disk)
+        new = IdleText(tuple(tokens), n_prompt, copy(), saved, on_disk)
         self._copy_seconds += perf_counter() - start
         self._n_copied += len(tokens)
         self._texts = [
-            text
-            for text in self._texts
-            if text.on_disk > on_disk or not begins(text.tokens, tokens)
+            text for text in self._texts if text.on_disk > on_disk or not is_continued(text, tokens)
         ]
         self._append(new)
 
@@ -107,7 +108,7 @@ class IdleTexts:
 
     def _write(self, text: IdleText) -> None:
         if self.files is not None and text.saved is None and text.on_disk:
-            self.files.put(text.tokens, text.state, text.used)
+            self.files.put(text.tokens, text.n_prompt, text.state, text.used)
 
     def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[IdleText | None, int]:
         """The text that saves most of reading ``prompt``, and how many tokens they share.
@@ -129,14 +130,14 @@ class IdleTexts:
             assert self.files is not None
             state = self.files.read(best)
             if state is not None:
-                return IdleText(best.tokens, state), n
+                return IdleText(best.tokens, best.n_prompt, state), n
         return None, 0
 
-    def use(self, text: IdleText, *, whole: bool) -> None:
-        """A text went back into the cache; if ``whole``, it goes on there."""
+    def use(self, text: IdleText, prompt: Sequence[int]) -> None:
+        """A text went back into the cache. If ``prompt`` continues it, it goes on there."""
         if text in self._texts:
             self._texts.remove(text)
-        if not whole:
+        if not is_continued(text, prompt):
             self._append(text)
 
     def close(self) -> None:

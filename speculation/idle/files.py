@@ -28,7 +28,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,20 +47,24 @@ SPEED = 10  # tokens restored from disk while one is read again, at least
 CLOSE_SECONDS = 5.0  # that writes may take when the engine is closed
 _MAX_AGE = 7 * 24 * 3600  # seconds since a text was used last, after which it is removed
 _MAX_UNWRITTEN = 2**30  # bytes that wait for the disk
-_VERSION = 1  # of the files
+_VERSION = 2  # of the files
 _SUFFIX = ".text"
 _ALL = f"*{_SUFFIX}*"  # with those that were not written to their ends
-# Magic, identity, number and CRC-32 of the tokens, bytes and CRC-32 of the state. Then the tokens
-# as 32-bit numbers, then the state.
-_HEADER = struct.Struct("<8s16sIIQI")
+# Magic, identity, number of the tokens, of those of the prompt and CRC-32 of all, bytes and CRC-32
+# of the state. Then the tokens as 32-bit numbers, then the state.
+_HEADER = struct.Struct("<8s16sIIIQI")
 _MAGIC = b"SPECTEXT"
 
 
 @dataclass(eq=False)
 class TextFile:
-    """A text's tokens and its file; the state is here, too, until it is written."""
+    """A text's tokens and its file; the state is here, too, until it is written.
+
+    n_prompt  as in ``IdleText``
+    """
 
     tokens: tuple[int, ...]
+    n_prompt: int
     path: Path
     state: Any = None
 
@@ -68,6 +72,17 @@ class TextFile:
 def begins(tokens: Sequence[int], other: Sequence[int]) -> bool:
     """Whether ``other`` begins with ``tokens``."""
     return common_prefix(tokens, other) == len(tokens)
+
+
+class _Begun(Protocol):
+    tokens: tuple[int, ...]
+    n_prompt: int
+
+
+def is_continued(text: _Begun, tokens: Sequence[int]) -> bool:
+    """Whether ``tokens`` go on after the prompt of a text. Not all of the reply need come back:
+    templates drop reasoning."""
+    return common_prefix(text.tokens, tokens) >= text.n_prompt
 
 
 def identity_of(model: Path, kv_type: str, *, flash_attn: bool) -> str:
@@ -120,19 +135,19 @@ class TextFiles:
         self._max_bytes = min(max_bytes, (shutil.disk_usage(folder).free + n_used) // 2)
         _make_room(folder, self._max_bytes)
         found = {path: self._read(path) for path in folder.glob(f"{identity}-*{_SUFFIX}")}
-        self.texts = [TextFile(read[0], path) for path, read in found.items() if read is not None]
+        self.texts = [TextFile(*read[:2], path) for path, read in found.items() if read is not None]
 
-    def put(self, tokens: Sequence[int], state: Any, used: float) -> None:
+    def put(self, tokens: Sequence[int], n_prompt: int, state: Any, used: float) -> None:
         """Write a text that was last ``used`` then, in another thread, after the one before. It
         replaces those it continues."""
         kept = [text for text in self.texts if text.state is not None or text.path.exists()]
-        self.texts = [text for text in kept if not begins(text.tokens, tokens)]
+        self.texts = [text for text in kept if not is_continued(text, tokens)]
         if any(begins(tokens, text.tokens) for text in kept):
             self.texts = kept
             return
         replaced = [text.path for text in kept if text not in self.texts]
         path = self._folder / f"{self._identity}-{uuid.uuid4().hex}{_SUFFIX}"
-        new = TextFile(tuple(tokens), path, state)
+        new = TextFile(tuple(tokens), n_prompt, path, state)
         self.texts.append(new)
         self._written = self._writer.submit(self._write, new, replaced, used)
 
@@ -164,12 +179,13 @@ class TextFiles:
             return None
         with suppress(OSError):
             os.utime(text.path)
-        return read[1]
+        return read[2]
 
-    def _read(self, path: Path, *, whole: bool = False) -> tuple[tuple[int, ...], Any] | None:
-        """The tokens in a file and, if ``whole``, the state. If damaged, it is removed: None."""
+    def _read(self, path: Path, *, whole: bool = False) -> tuple[tuple[int, ...], int, Any] | None:
+        """The tokens in a file, how many are the prompt's and, if ``whole``, the state. If damaged,
+        it is removed: None."""
         with suppress(OSError, struct.error), path.open("rb") as file:
-            magic, identity, n_tokens, check, n_bytes, state_check = _HEADER.unpack(
+            magic, identity, n_tokens, n_prompt, check, n_bytes, state_check = _HEADER.unpack(
                 file.read(_HEADER.size)
             )
             size = _HEADER.size + 4 * n_tokens + n_bytes
@@ -180,15 +196,15 @@ class TextFiles:
                 file.readinto(state)
                 is_intact = not whole or zlib.crc32(state) == state_check
                 if is_intact and zlib.crc32(tokens) == check:
-                    return tuple(np.frombuffer(tokens, "<i4").tolist()), state
+                    return tuple(np.frombuffer(tokens, "<i4").tolist()), n_prompt, state
         with suppress(OSError):
             path.unlink()
         return None
 
     def _write(self, text: TextFile, replaced: Sequence[Path], used: float) -> None:
         state, tokens = text.state, np.asarray(text.tokens, "<i4").tobytes()
-        checks = len(text.tokens), zlib.crc32(tokens), len(state), zlib.crc32(state)
-        begin = _HEADER.pack(_MAGIC, self._identity.encode(), *checks) + tokens
+        sizes = len(text.tokens), text.n_prompt, zlib.crc32(tokens), len(state), zlib.crc32(state)
+        begin = _HEADER.pack(_MAGIC, self._identity.encode(), *sizes) + tokens
         n_bytes = len(begin) + len(state)
         try:
             for path in replaced:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, require_types
 from speculation.auto.drafter import auto_spec
 from speculation.drafter import Method, MethodSpec
 from speculation.heads.file import HeadsKind
@@ -151,6 +151,7 @@ def parse_method(text: str) -> Method:
 
     Raises InvalidParameter for an unknown method or parameter, or a value out of range.
     """
+    require_types({"method": text}, {"method": str})
     name, _, rest = text.partition(":")
     spec = METHODS.get(name.strip())
     if spec is None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batching.errors import (
@@ -37,6 +38,7 @@ from batching.llama.model import Model
 from batching.watched import GivenUp, checkpoint
 from speculation import runtime as runtime_module
 from speculation.engine import Engine
+from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
 from tests.support.tiny_gguf import write_learned_positions_gguf, write_tiny_gguf
@@ -82,14 +84,14 @@ ONE_REPLY = "applies to a whole reply and cannot continue one"
         (Engine.generate, [1, 999999], {}, "the prompt has token 999999; this model has 0 to"),
         (Engine.generate, "a\ud800", {}, "at position 1 is a lone surrogate"),
         (Engine.generate, 5, {}, "the prompt is 5.*; give a text, or token ids"),
-        (Engine.generate_batch, "one", {}, r"prompts is one text; give a list, such as \[te"),
+        (Engine.generate_batch, "one", {}, r"prompts is 'one'; give a list, such as \[te"),
         (
             Engine.chat,
             [{"role": "robot", "content": "beep"}],
             {},
             r"needs a role \(system, user, assistant, developer, tool\)",
         ),
-        (Engine.chat, {"role": "user"}, {}, "invalid message 'role'; each needs a role"),
+        (Engine.chat, {"role": "user"}, {}, "messages is {'role': 'user'}; give a text, or a list"),
         (Engine.chat, ["Hi"], {}, "invalid message 'Hi'; each needs a role"),
         (Engine.chat, MESSAGES, {"sampling": {"grammar": 'root ::= "a"'}}, ONE_REPLY),
         (Engine.chat, MESSAGES, {"sampling": {"json_schema": "{}"}}, ONE_REPLY),
@@ -232,12 +234,70 @@ def test_a_logit_bias_needs_a_known_token_and_a_finite_number(engine: Engine) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"max_tokens": 2.5}, "max_tokens is 2.5; give an integer or None"),
+        ({"temperature": "hot"}, "temperature is 'hot'; give a number"),
+        ({"top_k": math.nan}, "top_k is nan; give an integer"),
+        ({"seed": None}, "seed is None; give an integer"),
+        ({"stop": 3}, "stop is 3; give a text or a list with a text each or None"),
+        ({"stop": ["a", None]}, "stop is .*None.; give a text or"),
+        ({"progress": "x"}, "progress is 'x'; give a function or None"),
+        ({"memory": 5}, "memory is 5; give a text or None"),
+        ({"record": 1}, "record is 1; give True or False"),
+        (
+            {"logit_bias": {"a": 1.0}},
+            "logit_bias is .*; give a mapping from an integer to a number",
+        ),
+        ({"logit_bias": [1]}, "logit_bias is .1.; give a mapping"),
+        ({"grammar": b"root"}, "grammar is b'root'; give a text or None"),
+        ({"regex": "\ud800"}, "at position 0, a lone surrogate"),
+        ({"json_schema": 3}, "json_schema is 3; give a text or a Mapping or True or False or None"),
+        ({"dry_breakers": "\n"}, r"dry_breakers is .*; give a list with a text each"),
+        ({"method": "suffix:p_min=0.1,branches=2.5"}, "branches"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_refused_by_name(
+    engine: Engine, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InvalidParameter, GrammarError), match=message):
+        engine.generate("a", **settings)
+
+
+def test_arguments_of_a_wrong_type_are_refused_by_name(engine: Engine) -> None:
+    calls: list[tuple[Callable[[Any], object], Any, str]] = [
+        (engine.generate_batch, 3, "prompts is 3; give a list"),
+        (engine.chat, 3, "messages is 3; give a text, or a list of messages"),
+        (engine.count_tokens, None, "messages is None; give a text, or a list of messages"),
+        (engine.embed, 3, "texts is 3; give a list"),
+        (engine.model.tokenize, b"a", "text is b'a'; give a text"),
+        (parse_method, 3, "method is 3; give a text"),
+        (lambda value: engine.score("a b", value), "3", "logprobs is '3'; give an integer"),
+        (lambda value: ContextParams(n_batch=value), None, "n_batch is None; give an integer"),
+        (lambda value: ContextParams(kv_type=value), 3, "kv_type is 3; give a text"),
+    ]
+    for call, value, message in calls:
+        with pytest.raises(InvalidParameter, match=message):
+            call(value)
+    prompt: Any = np.array([5, 6])
+    settings: dict[str, Any] = {"max_tokens": np.int64(3), "temperature": np.float32(0.5)}
+    text = engine.generate(prompt, **settings).run()
+    assert len(text.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"trace_batches": Path("none/t")}, "cannot write the batch trace .*none/t"),
         ({"memory": Path("none/memory")}, r"cannot write .*memory: no such folder"),
         ({"heads": True}, "heads is True; give files, or 'paired' for those"),
         ({"keep_texts": -1}, "keep_texts is -1; give 0 or more"),
         ({"parallel": 0}, "parallel is 0; give 1 to 256"),
         ({"parallel": 257}, "parallel is 257; give 1 to 256"),
+        ({"parallel": "2"}, "parallel is '2'; give an integer"),
+        ({"n_ctx": 2.5}, "n_ctx is 2.5; give an integer or None"),
+        ({"memory": 3}, "memory is 3; give a text or a Path or None"),
+        ({"heads": [3]}, "heads is .3.; give a text or a Path or a list with a text or a Path"),
+        ({"mtp": "yes"}, "mtp is 'yes'; give True or False"),
+        ({"progress": 1}, "progress is 1; give a function or None"),
     ],
 )
 def test_an_engine_is_not_loaded_with_settings_that_cannot_work(

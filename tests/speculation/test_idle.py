@@ -32,6 +32,11 @@ def kept(folder: Path, model: str = MODEL, max_bytes: int = 10**6) -> IdleTexts:
     return IdleTexts(max_bytes=300, files=TextFiles(folder, model, max_bytes))
 
 
+def put(idle: IdleTexts, tokens: list[int], state: bytes = STATE, **more: Any) -> None:
+    """Keep a text that is all prompt."""
+    idle.put(tokens, len(tokens), lambda: state, **more)
+
+
 def found(idle: IdleTexts, prompt: list[int], more_than: int = 0) -> tuple[bytes, int]:
     text, n = idle.best(prompt, more_than)
     return b"" if text is None else bytes(text.state), n
@@ -40,7 +45,7 @@ def found(idle: IdleTexts, prompt: list[int], more_than: int = 0) -> tuple[bytes
 def write(folder: Path, tokens: list[int], model: str = MODEL) -> Path:
     before = {*folder.glob("*")}
     idle = kept(folder, model)
-    idle.put(tokens, lambda: STATE)
+    put(idle, tokens)
     idle.close()
     (path,) = {*folder.glob("*")} - before
     return path
@@ -49,8 +54,8 @@ def write(folder: Path, tokens: list[int], model: str = MODEL) -> Path:
 def test_a_text_without_room_goes_to_disk_and_is_there_after_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "texts"
     idle = kept(folder)
-    idle.put(ONE, lambda: STATE)
-    idle.put(TWO, lambda: STATE[::-1])
+    put(idle, ONE)
+    put(idle, TWO, STATE[::-1])
     for _ in range(2):  # while it is written, and afterwards
         assert found(idle, [*ONE, 5]) == (STATE, 100)
         assert found(idle, TWO[:50]) == (STATE[::-1], 50)
@@ -75,7 +80,7 @@ def test_no_text_is_copied_once_a_copy_took_longer_than_reading_but_for_the_disk
             copied.append(text)
             return STATE
 
-        idle.put(text, copy)
+        idle.put(text, len(text), copy)
 
     quick, slow = IdleTexts(read_seconds=10.0), IdleTexts(read_seconds=0.0)
     for idle in (quick, slow):
@@ -85,7 +90,7 @@ def test_no_text_is_copied_once_a_copy_took_longer_than_reading_but_for_the_disk
     assert (quick.pays, slow.pays) == (True, False)
     assert copied == [ONE, TWO, ONE]
     assert found(slow, ONE) == (STATE, 100)
-    slow.put(TWO, lambda: STATE, is_last=True)  # it may go to disk
+    put(slow, TWO, is_last=True)  # it may go to disk
     assert found(slow, TWO) == (STATE, 100)
 
 
@@ -97,7 +102,7 @@ def test_a_text_is_restored_only_if_that_is_quicker(tmp_path: Path) -> None:
     assert found(idle, ONE, more_than=90)[1] == 0  # they are in the cache
     text, _ = idle.best(ONE[:60])
     assert text is not None
-    idle.use(text, whole=False)
+    idle.use(text, ONE[:60])
     assert found(idle, ONE[:32])[1] == 32  # it is in main memory now
 
 
@@ -106,18 +111,36 @@ def test_a_text_replaces_those_it_continues(tmp_path: Path) -> None:
     new = write(tmp_path, [*ONE, 5])
     assert [*tmp_path.glob("*")] == [new] != [old]
     idle = kept(tmp_path)
-    idle.put(ONE, lambda: STATE)  # the file has more
+    put(idle, ONE)  # the file has more
     idle.close()
     assert [*tmp_path.glob("*")] == [new]
+
+
+def test_a_text_replaces_one_of_which_it_drops_the_reply(tmp_path: Path) -> None:
+    begun, turn = [*ONE, 5, 6, 7], [*ONE, 6, 7, 8]  # a template leaves out reasoning
+    for folder, n_files in ((None, 0), (tmp_path, 1)):
+        files = None if folder is None else TextFiles(folder, MODEL, 10**6)
+        idle = IdleTexts(files=files)
+        idle.put(begun, len(ONE), lambda: STATE)
+        if folder is not None:  # both come from the disk
+            idle.close()
+            idle = IdleTexts(files=TextFiles(folder, MODEL, 10**6))
+        restored, n = idle.best([*turn, 9])
+        assert restored is not None and n == 100
+        idle.use(restored, [*turn, 9])
+        put(idle, turn)
+        assert [text.tokens for text in idle._texts] == [tuple(turn)]
+        idle.close()
+        assert len([*tmp_path.glob("*")]) == n_files
 
 
 def test_a_text_that_may_not_go_to_disk_stays_in_memory_and_replaces_none_that_may(
     tmp_path: Path,
 ) -> None:
     idle = IdleTexts(files=TextFiles(tmp_path, MODEL, 10**6))
-    idle.put(ONE[:50], lambda: STATE[:50])
-    idle.put(ONE, lambda: STATE, on_disk=False)
-    idle.put(TWO, lambda: STATE, on_disk=False)
+    put(idle, ONE[:50], STATE[:50])
+    put(idle, ONE, on_disk=False)
+    put(idle, TWO, on_disk=False)
     assert found(idle, ONE) == (STATE, 100)
     idle.close()
     assert found(kept(tmp_path), ONE) == (STATE[:50], 50)
@@ -132,13 +155,13 @@ def test_the_texts_used_last_stay_within_the_limit(tmp_path: Path) -> None:
     size = paths[0].stat().st_size
     idle = kept(tmp_path, max_bytes=3 * size)
     assert found(idle, [0, *ONE]) == (STATE, 101)
-    idle.put(TWO, lambda: STATE)
+    put(idle, TWO)
     idle.close()  # the oldest goes, although it is another model's
     assert [path.exists() for path in paths] == [True, False, True]
     idle = kept(tmp_path, max_bytes=2 * size)
     assert [path.exists() for path in paths] == [True, False, False]
     assert found(idle, [2, *ONE])[1] == 0
-    idle.put([7, *ONE], lambda: bytes(2 * size))  # larger than all of it
+    put(idle, [7, *ONE], bytes(2 * size))  # larger than all of it
     idle.close()
     assert paths[0].exists() and len([*tmp_path.glob("*")]) == 2
     os.utime(paths[0], (now - 8 * 24 * 3600, now - 8 * 24 * 3600))
@@ -161,7 +184,7 @@ def test_a_disk_that_is_too_slow_loses_the_oldest_texts_and_holds_nobody_up(
     idle = kept(tmp_path)
     texts = [[n, *ONE] for n in range(5)]
     for text in texts:  # the disk takes none; the last stays in main memory
-        idle.put(text, lambda: STATE)
+        put(idle, text)
     assert [found(idle, text)[1] for text in texts] == [101, 101, 0, 0, 101]
     threading.Timer(0.1, may_write.set).start()
     idle.close()  # waits for what is being written
@@ -172,7 +195,7 @@ def test_a_disk_that_is_too_slow_loses_the_oldest_texts_and_holds_nobody_up(
 def test_the_disk_gets_those_used_last_first_and_in_order(tmp_path: Path) -> None:
     idle = IdleTexts(files=TextFiles(tmp_path, MODEL, 10**6))
     for text in (ONE, TWO):
-        idle.put(text, lambda: STATE)
+        put(idle, text)
     written = []
     files = idle.files
     assert files is not None
@@ -234,7 +257,7 @@ def test_a_full_disk_loses_the_text_but_no_reply(
 ) -> None:
     idle = kept(tmp_path)
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-    idle.put(ONE, lambda: STATE)
+    put(idle, ONE)
     idle.close()
     assert "full" in caplog.text
     assert [*tmp_path.iterdir()] == []

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from batching.cache import common_prefix
 from batching.errors import CacheFull, EngineInUse, InvalidParameter, PromptTooLong
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.slots import Slots
 from batching.target import Output
 from batching.together import Coroutine, Running, Work, advance, run
-from speculation import places
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.methods import parse_method
@@ -108,13 +108,12 @@ def test_prompts_that_wait_for_another_are_compared_with_it_once(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[int] = []
-    compare = places.common_prefix
 
     def counting(a: Sequence[object], b: Sequence[object]) -> int:
         compared.append(len(b))
-        return compare(a, b)
+        return common_prefix(a, b)
 
-    monkeypatch.setattr(places, "common_prefix", counting)
+    monkeypatch.setattr("speculation.places.common_prefix", counting)
     prompt = [9 + i % 70 for i in range(400)]
     with Engine.load(tiny_model, EXACT, parallel=4) as engine:
         monkeypatch.setattr(engine._scheduler, "_long_prompts", None)
@@ -277,11 +276,14 @@ def test_a_text_that_was_read_ends_at_once_for_every_later_reader(parallel: Engi
     def read_there(text: Text) -> str:
         return asyncio.run(read(text))
 
+    def fail(*_: int) -> None:
+        raise ZeroDivisionError
+
     for first, second in itertools.product((read_here, read_there), repeat=2):
         text = parallel.submit(PROMPT, method="ar", max_tokens=9)
         assert first(text) == text.text
         assert second(text) == second(text) == ""
-        failing = parallel.submit(PROMPT, method="ar", progress=lambda *_: 1 // 0)
+        failing = parallel.submit(PROMPT, method="ar", progress=fail)
         for reader in (first, second):
             with pytest.raises(ZeroDivisionError):
                 reader(failing)
@@ -317,18 +319,21 @@ def test_ctrl_c_in_a_batch_ends_all_of_its_texts(
 
     started: list[Text] = []
     submit = parallel._scheduler.submit
-    monkeypatch.setattr(
-        parallel._scheduler, "submit", lambda text: started.append(text) or submit(text)
-    )
-    endless_text = {"sampling": endless(parallel)}
+
+    def submit_noted(text: Text) -> bool:
+        started.append(text)
+        return submit(text)
+
+    monkeypatch.setattr(parallel._scheduler, "submit", submit_noted)
+    whole: list[str | list[int]] = [PROMPT] * 6
     for stop, prompts, error in (
-        (interrupt, [PROMPT] * 6, KeyboardInterrupt),
-        (Text.run, [PROMPT, PROMPT, []], InvalidParameter),
+        (interrupt, whole, KeyboardInterrupt),
+        (Text.run, [*whole, []], InvalidParameter),
     ):
         started.clear()
         with monkeypatch.context() as patch, pytest.raises(error):
             patch.setattr(Text, "run", stop)
-            parallel.generate_batch(prompts, **endless_text)
+            parallel.generate_batch(prompts, sampling=endless(parallel))
         assert started and [text.run().finish_reason for text in started] == (
             ["cancelled"] * len(started)
         )
