@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.body import Limited, Posted
+from app.api.body import Call, Posted
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
 from app.api.replies import answer
@@ -211,7 +211,7 @@ def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
 
 
-class AnthropicRoute(Limited):
+class AnthropicRoute(Call):
     """A route whose errors have Anthropic's form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -237,7 +237,7 @@ def routes(service: Service) -> APIRouter:
     async def message(asked: MessagesRequest, http: Request) -> Response:
         chat = asked.chat()
         requests = await service.chat_requests(chat, http)
-        return await answered(MessageReply(service, chat, requests), http)
+        return await answered(MessageReply(service, chat, requests))
 
     @router.post("/v1/messages/count_tokens")
     @router.post("/messages/count_tokens")

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import Field, ValidationError
 
-from app.api.body import Limited, Posted
+from app.api.body import Call, Posted
 from app.api.errors import ApiError
 from app.api.native import completed
 from app.api.replies import answer
@@ -19,6 +19,7 @@ from app.worker.messages import Tokenize
 
 PREFIX_SHARE = 0.75  # of the room for the file that is edited; the suffix has the rest
 REPLY_ROOM = 256  # tokens that are left for a reply without a limit
+MOST_EXTRA = 256  # parts of other files; each is tokenized by itself
 REPOSITORY = "repository\n"  # its name, of which requests say nothing
 FILE = "file\n"  # the edited file's
 
@@ -35,14 +36,14 @@ class Infill(Posted, extra="allow"):
 
     input_prefix: str
     input_suffix: str = ""
-    input_extra: list[Extra] = Field(default_factory=list)
+    input_extra: list[Extra] = Field(default_factory=list, max_length=MOST_EXTRA)
     prompt: str = ""  # text after the prefix, which the reply continues
     model: str | None = None
 
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Limited)
+    router = APIRouter(route_class=Call)
 
     @router.post("/infill")
     async def infill(asked: Infill, http: Request) -> Response:

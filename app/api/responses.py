@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.body import Limited, Posted
+from app.api.body import Call, Posted
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
 from app.api.history import History, Item
@@ -198,7 +198,7 @@ def _parts(where: str, content: Any) -> list[dict[str, Any]]:
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router, history = APIRouter(route_class=Limited), History()
+    router, history = APIRouter(route_class=Call), History()
 
     def conversation(asked: ResponsesRequest, http: Request) -> list[Item]:
         """All items, those before this request included."""
@@ -214,7 +214,7 @@ def routes(service: Service) -> APIRouter:
         chat = asked.chat(items)
         requests = await service.chat_requests(chat, http)
         kept = _Keeping(history, memory_of(http), items) if asked.store else None
-        return await answered(ResponseReply(service, asked, chat, requests, kept), http)
+        return await answered(ResponseReply(service, asked, chat, requests, kept))
 
     @router.post("/v1/responses/input_tokens")
     @router.post("/responses/input_tokens")

@@ -171,8 +171,15 @@ def test_a_client_that_leaves_just_as_its_load_fails_holds_up_nobody() -> None:
                     if waiting.model == "bad" and waiting.admitted.done():
                         task.cancel()
 
+        first = call("a")
+        await until(lambda: first.model == "a")
+        queue = first._models._waiting
+        bad = call("bad")
+        await until(lambda: len(queue) == 1)
+        last = call("b")
+        await until(lambda: len(queue) == 2)
         backend.on_status = leave
-        bad, last = call("bad"), call("b")
+        first.end()
         with pytest.raises(asyncio.CancelledError):
             await bad.task
         await until(lambda: last.model == "b")
