@@ -3,7 +3,8 @@
 Other sites must not reach this server through the user's browser. ``Host`` must be a name of this
 server, or a site could point its own name here (DNS rebinding). ``Origin``, if sent, must be this
 server's or allowed; for the endpoint, one of this machine's will do, but not for the page and its
-chats. Of Gradio's routes, only those that the page uses are open. Request bodies are limited.
+chats, which no image or link of another site may ask for either. Of Gradio's routes, only those
+that the page uses are open. Request bodies are limited.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ PAGE = re.compile(r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/
 POSTS = (f"{API}run/predict",)
 PUBLIC = ("/health", "/v1/health")  # need no key
 
+# As browsers call them. A request that is no ``POST`` may have no ``Origin``.
+OTHER_SITES = ("cross-site", "same-site")
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -260,6 +263,14 @@ class Guard:
                 "the chat's own address. If you trust that page, or it is that of a proxy in front "
                 f"of this server, start the server with --allow-host {_flag_for(origin)}.",
             )
+        if headers.get("sec-fetch-site") in OTHER_SITES and origin is None and _is_chats(path):
+            return self._answer(
+                scope, 403, "A page of another site made this request; open the chat's own address."
+            )
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            return self._answer(
+                scope, 415, "This server reads no compressed bodies; send the body as it is."
+            )
         key = self._key(headers)
         scope["api_key"] = key if len(self._keys) > 1 else None
         if self._keys and key is None and path not in PUBLIC:
@@ -281,7 +292,7 @@ class Guard:
         return self._answer(scope, 404, f"This server has no address {path!r:.100}. {hint}")
 
     def _is_endpoint(self, path: str) -> bool:
-        return not (self._is_page(path) or re.sub("/+", "/", path).startswith(CHATS))
+        return not (self._is_page(path) or _is_chats(path))
 
     def _is_page(self, path: str) -> bool:
         """Whether Gradio serves it."""
@@ -334,6 +345,10 @@ class Guard:
                 return None
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _is_chats(path: str) -> bool:
+    return re.sub("/+", "/", path).startswith(CHATS)
 
 
 def _flag_for(origin: str) -> str:

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.body import Limited, Posted, Tagged
+from app.api.body import Call, Posted, Tagged
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
-from app.api.replies import answer, while_connected
+from app.api.replies import answer
 from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts
 from app.api.service import Service
 from app.api.translated import (
@@ -211,20 +211,20 @@ def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Limited)
+    router = APIRouter(route_class=Call)
 
     @router.post("/v1/messages")
     @router.post("/messages")
     async def message(asked: MessagesRequest, http: Request) -> Response:
         chat = asked.chat()
         requests = await service.chat_requests(chat, http)
-        return await answered(MessageReply(service, chat, requests), http)
+        return await answered(MessageReply(service, chat, requests))
 
     @router.post("/v1/messages/count_tokens")
     @router.post("/messages/count_tokens")
     async def count(asked: CountRequest, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked.chat(), http))[0]
-        found = await while_connected(http, answer(service.backend, Render(request)))
+        found = await answer(service.backend, Render(request))
         return {"input_tokens": found.n_tokens}
 
     return router

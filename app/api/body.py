@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, model_validator
 
 from app.api.errors import ApiError
+from app.api.replies import while_connected
 
 MOST_VALUES = 5 * 2**18  # 1.3 million take half a second; the longest list of tokens has fewer
 
@@ -71,6 +72,19 @@ class Limited(APIRoute):
             return await handle(http)
 
         return handle_limited
+
+
+class Call(Limited):
+    """A route of the endpoint: work on its answer ends when the client leaves."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_connected(http: Request) -> Response:
+            await http.body()  # which comes before the client can be seen to leave
+            return await while_connected(http, handle(http))
+
+        return handle_connected
 
 
 def _check_characters(given: Any) -> None:

@@ -10,11 +10,11 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from app.api.body import Limited
+from app.api.body import Call
 from app.api.facts import legacy_logprobs, times, timings, token_logprobs, usage
 from app.api.infill import before_suffix
 from app.api.json_text import as_json
-from app.api.replies import Gathered, Shown, answer, while_connected
+from app.api.replies import Gathered, Shown, answer
 from app.api.schemas import ChatCompletion, Completion
 from app.api.service import DONE, FINGERPRINT, Service, Stream
 from app.worker.messages import ChatRequest, Done, Event, Opening, Render, Tokens
@@ -31,19 +31,19 @@ from speculation.chat.reply_parser import (
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Limited)
+    router = APIRouter(route_class=Call)
 
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions")
     async def chat(asked: ChatCompletion, http: Request) -> Response:
         requests = await service.chat_requests(asked, http)
-        return await answered(ChatReply(service, asked, requests), http)
+        return await answered(ChatReply(service, asked, requests))
 
     @router.post("/v1/chat/completions/input_tokens")
     @router.post("/chat/completions/input_tokens")
     async def count(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        found = await while_connected(http, answer(service.backend, Render(request)))
+        found = await answer(service.backend, Render(request))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.post("/v1/completions")
@@ -51,17 +51,17 @@ def routes(service: Service) -> APIRouter:
         if asked.suffix:
             asked = await before_suffix(service, asked, http)
         requests, _ = await service.completion_requests(asked, http)
-        return await answered(TextReply(service, asked, requests), http)
+        return await answered(TextReply(service, asked, requests))
 
     return router
 
 
-async def answered(reply: ChatReply | TextReply, http: Request) -> Response:
+async def answered(reply: ChatReply | TextReply) -> Response:
     """The answer to a call, as a stream if it asks for one."""
     if reply.asked.stream:
-        await while_connected(http, reply.replies.start())
+        await reply.replies.start()
         return reply.stream_type(reply.replies, reply.chunks())
-    await while_connected(http, reply.replies.finish())
+    await reply.replies.finish()
     return await as_json(reply.whole)
 
 

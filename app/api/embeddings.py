@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.body import Limited, Posted
+from app.api.body import Call, Posted
 from app.api.errors import ApiError
 from app.api.json_text import dumps
-from app.api.replies import answer, while_connected
+from app.api.replies import answer
 from app.api.schemas import JsonPrompt, Prompt, prompts_of
 from app.api.service import Service
 from app.worker.messages import Embed
@@ -36,7 +36,7 @@ class EmbeddingRequest(Posted):
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Limited)
+    router = APIRouter(route_class=Call)
 
     @router.post("/v1/embeddings")
     @router.post("/embeddings")
@@ -49,7 +49,7 @@ def routes(service: Service) -> APIRouter:
         service.model()
         name = Path(service.facts.embedding_model).name or service.name()
         question = Embed(tuple(texts))
-        found = await while_connected(http, answer(service.backend, question))
+        found = await answer(service.backend, question)
         vectors = [np.frombuffer(vector, "<f4") for vector in found.vectors]
         parts = await _written(_shortened(vectors, asked.dimensions), asked.encoding_format)
         counts = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}

@@ -10,17 +10,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import Field, ValidationError
 
-from app.api.body import Limited, Posted
+from app.api.body import Call, Posted
 from app.api.errors import ApiError
 from app.api.native import completed
-from app.api.replies import answer, while_connected
-from app.api.sampling import MOST_LISTED
+from app.api.replies import answer
 from app.api.schemas import Completion, prompts_of
 from app.api.service import MOST_PROMPTS, Service
 from app.worker.messages import Tokenize
 
 PREFIX_SHARE = 0.75  # of the room for the file that is edited; the suffix has the rest
 REPLY_ROOM = 256  # tokens that are left for a reply without a limit
+MOST_EXTRA = 256  # parts of other files; each is tokenized by itself
 REPOSITORY = "repository\n"  # its name, of which requests say nothing
 FILE = "file\n"  # the edited file's
 
@@ -37,14 +37,14 @@ class Infill(Posted, extra="allow"):
 
     input_prefix: str
     input_suffix: str = ""
-    input_extra: list[Extra] = Field(default_factory=list, max_length=MOST_LISTED)
+    input_extra: list[Extra] = Field(default_factory=list, max_length=MOST_EXTRA)
     prompt: str = ""  # text after the prefix, which the reply continues
     model: str | None = None
 
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Limited)
+    router = APIRouter(route_class=Call)
 
     @router.post("/infill")
     async def infill(asked: Infill, http: Request) -> Response:
@@ -53,7 +53,7 @@ def routes(service: Service) -> APIRouter:
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
         await service.take_model(asked.model, http)
-        tokens = await while_connected(http, _tokens(service, asked, completion.limit))
+        tokens = await _tokens(service, asked, completion.limit)
         return await completed(service, completion.model_copy(update={"prompt": tokens}), http)
 
     return router
@@ -68,7 +68,7 @@ async def before_suffix(service: Service, asked: Completion, http: Request) -> C
             raise ApiError("suffix needs a prompt of text, without echo", param="suffix")
         text = "".join(map(str, prompt))
         gap = Infill(input_prefix=text, input_suffix=asked.suffix or "")
-        prompts.append(await while_connected(http, _tokens(service, gap, asked.limit, 400)))
+        prompts.append(await _tokens(service, gap, asked.limit, 400))
     return asked.model_copy(update={"prompt": prompts, "suffix": None})
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from app.api.body import Limited
+from app.api.body import Call
 from app.api.errors import ApiError, error_body
 from app.api.facts import native_probs, times, timings
 from app.api.json_text import as_json, dumps, finite
-from app.api.replies import Replies, answer, while_connected
+from app.api.replies import Replies, answer
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
 from app.api.service import FINGERPRINT, Service, Stream
 from app.worker.messages import (
@@ -32,7 +32,7 @@ from speculation.sampling import SamplingParams
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Limited)
+    router = APIRouter(route_class=Call)
 
     @router.get("/health")
     @router.get("/v1/health")
@@ -114,7 +114,7 @@ def routes(service: Service) -> APIRouter:
         question = Tokenize(
             asked.content, asked.add_special, asked.parse_special, asked.with_pieces
         )
-        found = (await while_connected(http, answer(service.backend, question))).tokens
+        found = (await answer(service.backend, question)).tokens
         # In a thread, and by hand: FastAPI looks at each item of a list, for seconds.
         return await asyncio.to_thread(_tokens, found, asked.with_pieces)
 
@@ -125,13 +125,13 @@ def routes(service: Service) -> APIRouter:
         if unknown:
             raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
         question = Detokenize(tuple(asked.tokens))
-        found = await while_connected(http, answer(service.backend, question))
+        found = await answer(service.backend, question)
         return {"content": found.text}
 
     @router.post("/apply-template")
     async def apply_template(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        found = await while_connected(http, answer(service.backend, Render(request)))
+        found = await answer(service.backend, Render(request))
         return {"prompt": found.text}
 
     @router.post("/completion")
@@ -149,9 +149,9 @@ async def completed(service: Service, asked: Completion, http: Request) -> Respo
     requests, is_list = await service.completion_requests(asked, http)
     replies = service.replies([replace(request, show_prompt=True) for request in requests])
     if asked.stream:
-        await while_connected(http, replies.start())
+        await replies.start()
         return Stream(replies, _chunks(service, asked, replies))
-    await while_connected(http, replies.finish())
+    await replies.finish()
 
     def whole() -> Any:
         found = [_whole(service, asked, replies, number) for number in range(len(requests))]

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
-from app.api.body import Limited, Posted, Tagged
+from app.api.body import Call, Posted, Tagged
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
 from app.api.history import History
 from app.api.json_text import finite
-from app.api.replies import Gathered, answer, while_connected
+from app.api.replies import Gathered, answer
 from app.api.response_tools import Offered, Tool
 from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts, ToolChoice
 from app.api.service import Service, memory_of
@@ -176,7 +176,7 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router, history = APIRouter(route_class=Limited), History()
+    router, history = APIRouter(route_class=Call), History()
 
     def conversation(asked: ResponsesRequest, http: Request) -> tuple[list[Item], Offered]:
         """All items, those before this request included, and the tools that they and it have."""
@@ -193,13 +193,13 @@ def routes(service: Service) -> APIRouter:
         chat = asked.chat(items, tools)
         requests = await service.chat_requests(chat, http)
         kept = _Keeping(history, memory_of(http), items) if asked.store else None
-        return await answered(ResponseReply(service, asked, tools, chat, requests, kept), http)
+        return await answered(ResponseReply(service, asked, tools, chat, requests, kept))
 
     @router.post("/v1/responses/input_tokens")
     @router.post("/responses/input_tokens")
     async def count(asked: ResponsesRequest, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked.chat(*conversation(asked, http)), http))[0]
-        found = await while_connected(http, answer(service.backend, Render(request)))
+        found = await answer(service.backend, Render(request))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.get("/v1/responses/{id_}")

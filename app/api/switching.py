@@ -22,10 +22,12 @@ from app.api.replies import while_connected
 from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import LAST, Event, Failed, ModelSpec, Unload
+from app.worker.wording import failure
 from speculation.registry import PAIRED, ModelEntry, is_local
 from speculation.registry.local import known_models
 
 KNOWN_SECONDS = 10.0  # for which the list of models holds
+POLL_SECONDS = 0.05  # between two looks at somebody else's load
 _HELD = "held models"  # in a call's scope: what it releases at its end
 
 
@@ -74,7 +76,9 @@ class Models:
         Any name that is not a known model's stands for the loaded one. Raises ApiError if it is
         another one's and cannot be loaded.
         """
-        wanted = await self._wanted(asked)
+        wanted, is_named = await self._wanted(asked)
+        if self.switches and is_named:
+            await while_connected(http, self._end_of_load())
         status = self._backend.status()
         is_loading = self._task is None and status.loading is not None
         has_begun = status.model is not None or status.error is not None or self.is_asleep
@@ -83,8 +87,7 @@ class Models:
             return  # nothing is switched, or this call holds a model already
         if is_loading or not (has_begun or self._task):
             return  # somebody else loads a model: this call will hear of it
-        await while_connected(http, self._turn(wanted))
-        holds.append(self._release)
+        await while_connected(http, self._turn(wanted, holds))
 
     async def others(self) -> list[dict[str, Any]]:
         """The models beside the loaded one, for a list of models."""
@@ -115,18 +118,21 @@ class Models:
             self._known = time.monotonic(), known
         return known
 
-    async def _wanted(self, asked: str | None) -> str:
-        """The model that a call gets for a name. Raises ApiError."""
+    async def _wanted(self, asked: str | None) -> tuple[str, bool]:
+        """The model that a call gets for a name, and whether the name is that model's.
+
+        Raises ApiError.
+        """
         current = self._current() or self._last
         if not asked or asked in (current, Path(current).name):
-            return current
+            return current, bool(asked)
         if asked in (self._alias, self._first.model, Path(self._first.model).name):
-            return self._first.model if self.switches else current
+            return self._first.model if self.switches else current, True
         known = await self._models()
         entry = known.get(asked)
         if entry is None:
             by_file = [name for name in known if Path(name).name == asked]
-            return by_file[0] if by_file and self.switches else current
+            return (by_file[0], True) if by_file and self.switches else (current, False)
         if not self.switches:
             raise ApiError(
                 f"{asked} is not loaded; this server has {Path(current).name}. Start it with "
@@ -142,20 +148,29 @@ class Models:
                 param="model",
                 code="model_not_found",
             )
-        return asked
+        return asked, True
 
-    async def _turn(self, model: str) -> None:
-        """Wait for the turn of a call for ``model``. Raises ApiError if it cannot be loaded."""
+    async def _end_of_load(self) -> None:
+        """Wait until nobody else loads a model."""
+        while self._task is None and self._backend.status().loading is not None:
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _turn(self, model: str, holds: list[Callable[[], None]]) -> None:
+        """Wait for the turn of a call for ``model``, whose end is added to ``holds``.
+
+        Raises ApiError if it cannot be loaded.
+        """
         waiting = _Waiting(model, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._advance()
         try:
             await waiting.admitted
-        except asyncio.CancelledError:
-            if waiting.admitted.done() and not waiting.admitted.cancelled():
-                self._release()  # it came just then
+        finally:
+            if not waiting.admitted.done():
+                waiting.admitted.cancel()
+            elif not waiting.admitted.cancelled() and waiting.admitted.exception() is None:
+                holds.append(self._release)  # even if the client leaves just then
             self._advance()
-            raise
 
     def _advance(self) -> None:
         """Admit the calls that can be, in order."""
@@ -187,12 +202,14 @@ class Models:
     async def _load(self, first: _Waiting) -> None:
         """Load the model of the call that is next."""
         try:
-            last = await _end_of(self._backend.load(self._spec(first.model)))
-            if isinstance(last, Failed):
-                if not first.admitted.done():
-                    first.admitted.set_exception(ApiError.of(last))
-            else:
+            try:
+                last = await _end_of(self._backend.load(self._spec(first.model)))
+            except Exception as error:  # such as a system without another process
+                last = failure(error)
+            if not isinstance(last, Failed):
                 self._last, self.is_asleep = first.model, False
+            elif not first.admitted.done():
+                first.admitted.set_exception(ApiError.of(last))
         finally:
             self._task = None
             self._advance()

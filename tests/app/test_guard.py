@@ -171,6 +171,7 @@ ENDPOINT = {
     "/v1/models": ["get"],
     "/completion": ["post"],
     "/v1/responses/{id}": ["get", "delete"],
+    "/page/models/hub": ["get", "post"],
 }
 
 
@@ -325,6 +326,38 @@ def test_pages_of_this_machine_may_use_the_endpoint_but_not_the_page() -> None:
     extension = {"Origin": "moz-extension://0b7c1a52-8f0e-4f6c-9d1b-2f3a4b5c6d7e"}
     told = client.post("/completion", headers=extension).json()["error"]["message"]
     assert "--allow-host 'moz-extension://*'." in told
+
+
+def test_what_another_site_can_ask_for_without_an_origin_reaches_no_chat() -> None:
+    client = guarded()
+    hub = "/page/models/hub"
+    for path, site, origin, status in (
+        (hub, "cross-site", None, 403),
+        (hub, "same-site", None, 403),  # another port of this machine
+        (f"http://127.0.0.1/{hub}", "cross-site", None, 403),
+        (hub, "same-origin", None, 200),
+        (hub, "none", None, 200),  # typed by the user
+        (hub, "cross-site", "https://editor.example", 200),
+        ("/", "cross-site", None, 200),  # a link to the page
+        ("/assets/a.js", "same-site", None, 200),
+        ("/v1/models", "cross-site", None, 200),
+    ):
+        headers = {"Sec-Fetch-Site": site, **({"Origin": origin} if origin else {})}
+        assert client.get(path, headers=headers).status_code == status, (path, site)
+
+
+def test_a_compressed_body_is_refused_with_the_reason() -> None:
+    client = guarded()
+    for path, kind in (
+        ("/completion", "gzip"),
+        ("/completion", "zstd"),
+        ("/page/models/hub", "br"),
+    ):
+        found = client.post(path, content=b"x", headers={"Content-Encoding": kind})
+        assert found.status_code == 415
+        assert "reads no compressed bodies" in found.json()["error"]["message"]
+    plain = client.post("/completion", content=b"{}", headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
 
 
 def test_a_request_is_taken_as_its_client_meant_it() -> None:

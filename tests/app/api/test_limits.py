@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from app.api.replies import Replies
+from app.api.service import Service
+from app.server import endpoint, guard
 from app.worker.events import Events
 from app.worker.messages import (
     Answer,
@@ -26,6 +29,7 @@ from tests.support.fake_backend import DONE, MODEL, FakeBackend, played
 HELLO = {"role": "user", "content": "hi"}
 EMPTY = {"role": "user", "content": ""}
 PART = {"type": "text", "text": ""}
+MARKS = {"prefix": 1, "suffix": 2, "middle": 3}
 CHAT, TEXT = "/v1/chat/completions", "/completion"
 
 
@@ -41,9 +45,8 @@ class Sized(Recording):
         self.longest, self.n_ctx = longest, n_ctx
 
     def status(self) -> Status:
-        return Status(
-            replace(MODEL, n_ctx=self.n_ctx), facts=ModelFacts(n_vocab=100, longest=self.longest)
-        )
+        facts = ModelFacts(n_vocab=100, longest=self.longest, fim=MARKS)
+        return Status(replace(MODEL, n_ctx=self.n_ctx), facts=facts)
 
     def ask(self, question: Question) -> Events:
         assert isinstance(question, Tokenize)
@@ -96,6 +99,7 @@ class Sized(Recording):
             1024,
             "a message has 1025 parts; give at most 1024",
         ),
+        ("/infill", lambda n: {"input_extra": counted(n, {"text": ""})}, 256, "extra.*at most 256"),
         ("/tokenize", lambda n: {"content": "x" * n}, 2**20, "content: String .*1048576"),
         (
             "/tokenize",
@@ -110,7 +114,7 @@ def test_what_is_too_much_is_refused_with_the_limit(
 ) -> None:
     backend = Sized(10, 2048 if most == 2048 else 2**20)
     with client(backend) as http:
-        body = {"messages": [HELLO], "prompt": "hi"}
+        body = {"messages": [HELLO], "prompt": "hi", "input_prefix": "x"}
         assert http.post(path, json={**body, **given(most)}).status_code == 200
         n_before = len(backend.requests)
         refused = http.post(path, json={**body, **given(most + 1)})
@@ -174,3 +178,74 @@ def test_a_call_that_has_ended_sends_no_more_requests() -> None:
         return len(backend.requests)
 
     assert asyncio.run(n_sent()) == 3
+
+
+class Silent(FakeBackend):
+    """A model with marks to fill in the middle, whose answers never come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_asked = self.n_closed = 0
+
+    def status(self) -> Status:
+        return Status(MODEL, facts=ModelFacts(n_vocab=100, longest=9, fim=MARKS))
+
+    def ask(self, question: Question) -> Events:
+        self.n_asked += 1
+        return Events(self._close)
+
+    def reply(self, request: ChatRequest) -> Events:
+        return self.ask(Tokenize(""))
+
+    def _close(self) -> None:
+        self.n_closed += 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        CHAT,
+        "/v1/chat/completions/input_tokens",
+        TEXT,
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/infill",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/v1/embeddings",
+    ],
+)
+def test_work_ends_when_the_client_leaves_whatever_it_asked_for(path: str) -> None:
+    body = {
+        "messages": [HELLO], "prompt": "a", "input": "a", "max_tokens": 5, "input_prefix": "a",
+        "input_extra": [{"text": "a"}], "content": "a", "tokens": [1], "model": "m",
+    }  # fmt: skip
+    if "responses" in path:
+        del body["prompt"]  # which is a template there
+    backend = Silent()
+
+    async def call() -> None:
+        sent = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> Any:
+            if sent:
+                return sent.pop()
+            while not backend.n_asked:
+                await asyncio.sleep(0.001)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None: ...
+
+        app = guard(endpoint(Service(backend)), "127.0.0.1")
+        scope = {
+            "type": "http", "method": "POST", "path": path, "headers": [(b"host", b"localhost")],
+            "query_string": b"", "server": ("localhost", 1),
+        }  # fmt: skip
+        await app(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(call(), 60))
+    assert backend.n_asked == 1 and backend.n_closed >= 1

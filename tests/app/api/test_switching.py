@@ -16,7 +16,16 @@ from app.api.errors import ApiError
 from app.api.switching import HoldModels, Models
 from app.start import parse_flags
 from app.worker.events import Events
-from app.worker.messages import Answer, Failed, Loaded, ModelSpec, Question, Status, Unload
+from app.worker.messages import (
+    Answer,
+    Failed,
+    Loaded,
+    Loading,
+    ModelSpec,
+    Question,
+    Status,
+    Unload,
+)
 from speculation.registry import ModelEntry
 from tests.support.fake_backend import MODEL, FakeBackend, played
 
@@ -29,17 +38,24 @@ class Switching(FakeBackend):
     def __init__(self, loaded: str = "a") -> None:
         super().__init__()
         self.done: list[str] = []
+        self.loads: Loading | None = None  # for the page
+        self.is_full = False  # the next load cannot begin
+        self.on_status: Callable[[], object] = lambda: None
         self._loaded: str | None = loaded
 
     def status(self) -> Status:
+        self.on_status()
         if self._loaded is None:
             return Status()
-        return Status(replace(MODEL, spec=ModelSpec(self._loaded)))
+        return Status(replace(MODEL, spec=ModelSpec(self._loaded)), self.loads)
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
         self.done.append(f"load {spec.model}")
         if spec.model == "bad":
             return played([Failed("it is bad", "it is bad", "no model")])
+        if self.is_full:
+            self.is_full = False
+            raise OSError(24, "Too many open files")
         self._loaded = spec.model
         return played([Loaded(MODEL)])
 
@@ -83,6 +99,11 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 async def settled() -> None:
     for _ in range(5):  # reading the known models takes a thread
         await asyncio.sleep(0.02)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.005)
 
 
 def run(test: Callable[[Switching, Callable[[str | None], Call]], Awaitable[None]]) -> Switching:
@@ -140,6 +161,67 @@ def test_a_client_that_leaves_and_a_model_that_fails_hold_up_nobody() -> None:
     assert run(calls).done == ["load bad", "load b"]
 
 
+def test_a_client_that_leaves_just_as_its_load_fails_holds_up_nobody() -> None:
+    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+        def leave() -> None:
+            for task in asyncio.all_tasks():
+                frame = getattr(task.get_coro(), "cr_frame", None)
+                if frame is not None and "waiting" in frame.f_locals:
+                    waiting = frame.f_locals["waiting"]
+                    if waiting.model == "bad" and waiting.admitted.done():
+                        task.cancel()
+
+        first = call("a")
+        await until(lambda: first.model == "a")
+        queue = first._models._waiting
+        bad = call("bad")
+        await until(lambda: len(queue) == 1)
+        last = call("b")
+        await until(lambda: len(queue) == 2)
+        backend.on_status = leave
+        first.end()
+        with pytest.raises(asyncio.CancelledError):
+            await bad.task
+        await until(lambda: last.model == "b")
+        last.end()
+        await last.task
+
+    assert run(calls).done == ["load bad", "load b"]
+
+
+def test_a_load_that_cannot_begin_is_told_once() -> None:
+    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+        backend.is_full = True
+        with pytest.raises(ApiError, match="Too many open files"):
+            await call("c").task
+        after = call("b")
+        await until(lambda: after.model == "b")
+        after.end()
+        await after.task
+
+    assert run(calls).done == ["load c", "load b"]
+
+
+def test_a_call_that_names_a_model_waits_for_the_load_of_another_one_by_the_page() -> None:
+    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+        backend.loads = Loading("c", "load", 5, 100)
+        same, other, unnamed, unknown = call("a"), call("b"), call(None), call("gpt-4o")
+        await until(lambda: unnamed.model == unknown.model == "a")  # they hear of the load
+        backend._loaded, backend.loads = "c", None
+
+        async def answered_by(one: Call, model: str) -> None:
+            await until(lambda: one.model is not None)
+            assert one.model == model
+            one.end()
+
+        await asyncio.gather(answered_by(same, "a"), answered_by(other, "b"))
+        for one in (unnamed, unknown):
+            one.end()
+        await asyncio.gather(*(one.task for one in (same, other, unnamed, unknown)))
+
+    assert sorted(run(calls).done) == ["load a", "load b"]
+
+
 def test_a_model_that_is_not_here_is_named_with_the_way_to_get_it() -> None:
     async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
         with pytest.raises(ApiError, match="`speculation models far` downloads it"):
@@ -161,18 +243,19 @@ def test_an_idle_model_is_freed_and_the_next_call_loads_it() -> None:
         backend = Switching()
         models = Models(backend, ModelSpec("a"), idle_seconds=0.05)
         first = Call(models, None, backend)
-        await asyncio.sleep(0.2)
+        await until(lambda: first.model == "a")
+        await asyncio.sleep(0.1)
         assert backend.done == []  # it is used
         first.end()
         await first.task
-        await asyncio.sleep(0.2)
-        assert models.is_asleep and backend.done == ["unload"]
+        await until(lambda: models.is_asleep)
+        assert backend.done == ["unload"]
         second = Call(models, "gpt-4o", backend)
-        await settled()
-        assert second.model == "a" and not models.is_asleep
+        await until(lambda: second.model == "a")
+        assert not models.is_asleep
         second.end()
         await second.task
-        return backend.done
+        return backend.done[:2]
 
     assert asyncio.run(calls()) == ["unload", "load a"]
 
