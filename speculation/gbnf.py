@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 
 from batching.errors import GrammarError
@@ -128,7 +129,10 @@ def _class_item(item: str) -> str:
 def _characters(text: str) -> Iterable[str]:
     for item in re.findall(rf"{_ESCAPE}|.", text, re.DOTALL):
         if len(item) > 2:
-            yield chr(int(item[2:], 16))
+            code = int(item[2:], 16)
+            if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+                raise ValueError(f"{item} is no character")
+            yield chr(code)
         else:
             yield _NAMED.get(item[1], item[1]) if len(item) == 2 else item
 
