@@ -165,6 +165,17 @@ class GrammarError(SpeculationError, ValueError):
     """A grammar, a regular expression or a JSON schema that cannot be followed."""
 
 
+def utf8(text: str) -> bytes:
+    """``text`` in UTF-8. Raises InvalidParameter for half a character: a lone surrogate."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            f"a text has {text[error.start]!r}, which is half a character or an undecodable byte, "
+            f"at position {error.start}; give valid UTF-8 text"
+        ) from None
+
+
 def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> None:
     """Check fields of ``params`` against ranges ``(name, lowest, highest)``.
 

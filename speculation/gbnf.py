@@ -129,8 +129,9 @@ def _class_item(item: str) -> str:
 def _characters(text: str) -> Iterable[str]:
     for item in re.findall(rf"{_ESCAPE}|.", text, re.DOTALL):
         if len(item) > 2:
-            if (code := int(item[2:], 16)) > sys.maxunicode:
-                raise ValueError(f"{item} is beyond Unicode")
+            code = int(item[2:], 16)
+            if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+                raise ValueError(f"{item} is no character")
             yield chr(code)
         else:
             yield _NAMED.get(item[1], item[1]) if len(item) == 2 else item

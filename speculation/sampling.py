@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from batching.errors import InvalidParameter, check_ranges
+from batching.errors import InvalidParameter, check_ranges, utf8
 from batching.llama.model import Model
 from batching.llama.sampler import Constraint, GreedySampler, Ids, SamplerChain, dry_link
 from batching.target import Output, Sampler
@@ -85,13 +85,12 @@ class SamplingParams:
                 ("min_tokens", 0, 2**31 - 1),
             ),
         )
-        if (n := len(self.dry_breakers)) > MOST_BREAKERS:
-            raise InvalidParameter(
-                f"{{dry_breakers}} has {n} texts; give at most {MOST_BREAKERS}",
-                settings=("dry_breakers",),
-            )
         if sum(one is not None for one in (self.grammar, self.regex, self.json_schema)) > 1:
             raise InvalidParameter("grammar, regex and json_schema exclude each other; give one")
+        if (n := len(self.dry_breakers)) > MOST_BREAKERS:
+            raise InvalidParameter(f"dry_breakers has {n} texts; give at most {MOST_BREAKERS}")
+        for text in self.dry_breakers:
+            utf8(text)
         for token, value in self.logit_bias.items():
             if math.isnan(value) or value == math.inf:
                 raise InvalidParameter(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from batching.errors import GrammarError
+from batching.errors import GrammarError, utf8
 from batching.llama.model import Model
 from batching.llama.sampler import Ids
 from batching.tree import TokenTree
@@ -88,13 +88,7 @@ def grammar_of(sampling: SamplingParams) -> str | None:
         tell("a JSON schema", left_out)
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     given = sampling.regex or sampling.grammar or ""
-    try:
-        given.encode()
-    except UnicodeEncodeError as error:
-        raise GrammarError(
-            f"the grammar has {given[error.start]!r} at position {error.start}, a lone surrogate; "
-            f"give valid UTF-8 text"
-        ) from None
+    utf8(given)  # llguidance cannot read half a character
     if sampling.regex is not None:
         return LLMatcher.grammar_from_regex(sampling.regex)
     if sampling.grammar is not None:

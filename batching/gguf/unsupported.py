@@ -39,6 +39,9 @@ class Limits(NamedTuple):
     n_layers, n_experts  maximum
     rope_scaling         names of RoPE scaling types
     dense                architectures whose dense files may claim one expert
+    experts              architectures without dense files
+    divisors             numbers that may be absent, but not 0: of all architectures, or, after a
+                         colon, of some
     layered              architectures whose layers may have different numbers of heads
     """
 
@@ -46,6 +49,8 @@ class Limits(NamedTuple):
     n_experts: int
     rope_scaling: tuple[str, ...]
     dense: tuple[str, ...]
+    experts: tuple[str, ...]
+    divisors: tuple[str, ...]
     layered: tuple[str, ...]
 
 
@@ -114,7 +119,7 @@ def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
             0,
             file.number(f"{architecture}.block_count"),
         ),
-        ("expert_count", n_experts, 0, limits.n_experts),
+        ("expert_count", n_experts, int(architecture in limits.experts), limits.n_experts),
         ("expert_used_count", used, min(1, n_experts), n_experts),
         ("expert_group_count", n_groups, 0, max(0, n_experts - 1)),
         (
@@ -127,6 +132,11 @@ def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
         number = max(value, default=0) if isinstance(value, list) else value
         if isinstance(number, int) and not low <= number <= high:
             yield f"{architecture}.{key} is {number}, outside {low} to {high}"
+    for divisor in limits.divisors:
+        key, _, some = divisor.partition(": ")
+        is_meant = not some or architecture in some.split()
+        if is_meant and file.metadata.get(f"{architecture}.{key}") == 0:
+            yield f"{architecture}.{key} is 0"
     if n_groups > 1 and n_experts % n_groups:
         yield f"{architecture}.expert_count is {n_experts}, not a multiple of {n_groups} groups"
     for key, value in file.metadata.items():

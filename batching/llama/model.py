@@ -20,6 +20,7 @@ from batching.errors import (
     ModelError,
     UnsupportedModel,
     require_types,
+    utf8,
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
@@ -295,13 +296,7 @@ class Model:
         Raises InvalidParameter for lone surrogates and for characters the vocabulary lacks.
         """
         require_types({"text": text}, {"text": str})
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidParameter(
-                f"{text[error.start]!r} at position {error.start} is a lone surrogate: half a "
-                f"character, or an undecodable byte; give valid UTF-8 text"
-            ) from None
+        data = utf8(text)
         native, charset = self.native, self._charset
         unknown = charset and charset.first_unknown(text, parse_special=parse_special)
         if unknown:

@@ -82,7 +82,9 @@ ONE_REPLY = "applies to a whole reply and cannot continue one"
     ("method", "given", "settings", "message"),
     [
         (Engine.generate, [1, 999999], {}, "the prompt has token 999999; this model has 0 to"),
-        (Engine.generate, "a\ud800", {}, "at position 1 is a lone surrogate"),
+        (Engine.generate, "a\ud800", {}, r"a text has '\\ud800', which is half .* at position 1"),
+        (Engine.generate, "a", {"sampling": {"regex": "\ud800"}}, "half a character"),
+        (Engine.generate, "a", {"sampling": {"grammar": 'root ::= "\udfff"'}}, "half a character"),
         (Engine.generate, 5, {}, "the prompt is 5.*; give a text, or token ids"),
         (Engine.generate_batch, "one", {}, r"prompts is 'one'; give a list, such as \[te"),
         (
@@ -178,6 +180,9 @@ def test_methods_that_cannot_run_are_known_before_a_text_needs_them(tiny_model: 
         ('root ::= "a")', "a ) too many"),
         ('a ::= "b"', "it has no rule 'root'"),
         ('root ::= "a"{5,2}', "in {5,2} the minimum exceeds the maximum"),
+        ('root ::= "\\U00110000"', "\\U00110000 is no character"),
+        ("root ::= [a-\\UFFFFFFFF]", "\\UFFFFFFFF is no character"),
+        ("root ::= [\\uD800-\\uDFFF]", "\\uD800 is no character"),
         ("root ::= " + 501 * "(" + '"a"' + 501 * ")", "nested more than 500 deep"),
         (" # nothing\n", "it has no rule 'root'"),
     ],
@@ -214,7 +219,10 @@ def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: 
         ({"seed": 2**32 - 1}, "seed is 4294967295; give 0 to 4294967294"),
         ({"seed": 1.5}, "seed is 1.5; give an integer"),
         ({"grammar": "x", "json_schema": "{}"}, "give one"),
-        ({"dry_breakers": ("x",) * 17}, "dry_breakers has 17 texts; give at most 16"),
+        ({"dry_breakers": ("a",) * 17}, "dry_breakers has 17 texts; give at most 16"),
+        ({"dry_breakers": "ab"}, "dry_breakers is 'ab'; give"),
+        ({"dry_breakers": (5,)}, r"dry_breakers is \(5,\); give"),
+        ({"dry_breakers": ("\ud800",)}, "half a character"),
     ],
 )
 def test_sampling_out_of_range_is_refused(params: dict[str, object], message: str) -> None:

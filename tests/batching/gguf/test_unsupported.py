@@ -147,6 +147,19 @@ def rewritten(path: Path, **values: Any) -> Path:
             "head_count is 4, not a multiple of .*kv.*is 3",
         ),
         ({"general__alignment": 1}, "starts at byte .*multiple of 32; general.alignment is 1"),
+        ({"general__architecture": "smallthinker"}, "smallthinker.expert_count is 0, outside 1 to"),
+        (
+            {"general__architecture": "glm4moe", "glm4moe__expert_count": 0},
+            "glm4moe.expert_count is 0, outside 1 to 1024",
+        ),
+        (
+            {"general__architecture": "qwen35", "qwen35__full_attention_interval": 0},
+            "qwen35.full_attention_interval is 0",
+        ),
+        (
+            {"general__architecture": "mamba2", "mamba2__ssm__group_count": 0},
+            "mamba2.ssm.group_count is 0",
+        ),
     ],
 )
 def test_metadata_that_would_crash_llama_cpp_is_refused_before_loading(
@@ -215,6 +228,7 @@ def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
         {"llama__rope__scaling__type": "yarn"},
         {"llama__expert_count": 0, "llama__expert_used_count": 0},
         {"general__alignment": 64},
+        {"llama__ssm__group_count": 0},  # as files of plamo2 have it
         {"llama__attention__head_count_kv": [4, 4]},
         {"llama__attention__layer_norm_epsilon": 1e-6, "llama__nextn_predict_layers": 0},
     ],
