@@ -27,6 +27,20 @@ def _checked(found: Found) -> Found:
         for turn in found.turns
         if turn.role == "assistant"
     }
-    turns = [replace(turn, reply=replies.get(turn.id, {})) for turn in found.turns]
+    turns = [
+        replace(
+            turn,
+            reply=replies.get(turn.id, {}),
+            files=tuple(
+                {
+                    "name": file["name"],
+                    "text": file["text"],
+                    "leads": file.get("leads") is not False,
+                }
+                for file in turn.files
+            ),
+        )
+        for turn in found.turns
+    ]
     steps = {turn: zlib.compress(shown(kept)) for turn, kept in found.steps.items()}
     return replace(found, turns=turns, steps=steps)
