@@ -65,7 +65,10 @@ class ApiError(Exception):
 
 def error_body(message: str, status: int, **facts: Any) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status, **facts}}
+    told = {"message": message, "type": kind, "param": None, "code": status, **facts}
+    for name in ("message", "param"):  # a half of a character, which JSON may have, cannot be sent
+        told[name] = told[name] and told[name].encode("utf-8", "replace").decode()
+    return {"error": told}
 
 
 _ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # its paths …

@@ -54,18 +54,19 @@ class Apart:
             finally:
                 with suppress(ProcessLookupError):
                     process.kill()
-        if not made or process.returncode:
-            raise Unreadable("that takes too much time or memory")
         return _parts(made)
 
 
 def _parts(made: bytes) -> Iterator[Any]:
     source = BytesIO(made)
-    while found := pickle.load(source):
-        part, error = found
-        if error:
-            raise Unreadable(error)
-        yield part
+    with suppress(EOFError, pickle.UnpicklingError):
+        while found := pickle.load(source):
+            part, error = found
+            if error:
+                raise Unreadable(error)
+            yield part
+        return
+    raise Unreadable("that takes too much time or memory")  # and its process was ended
 
 
 def main() -> None:
@@ -76,15 +77,16 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
     module, function = sys.argv[1:]
-    last = None
+    out, sys.stdout, last = sys.stdout.buffer, sys.stderr, None  # what is printed is no answer
     try:
         for part in getattr(import_module(module), function)(sys.stdin.buffer.read()):
-            pickle.dump((part, None), sys.stdout.buffer)
+            pickle.dump((part, None), out)
     except MemoryError:
         raise
     except Exception as error:  # readers raise almost anything over a damaged file
         last = None, str(error) or type(error).__name__
-    pickle.dump(last, sys.stdout.buffer)
+    pickle.dump(last, out)
+    out.flush()
 
 
 if __name__ == "__main__":

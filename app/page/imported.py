@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from app.page.reply import Reply
 from app.page.steps import shown
@@ -27,6 +28,14 @@ def _checked(found: Found) -> Found:
         for turn in found.turns
         if turn.role == "assistant"
     }
-    turns = [replace(turn, reply=replies.get(turn.id, {})) for turn in found.turns]
+    turns = [
+        replace(turn, reply=replies.get(turn.id, {}), files=tuple(map(_file, turn.files)))
+        for turn in found.turns
+    ]
     steps = {turn: zlib.compress(shown(kept)) for turn, kept in found.steps.items()}
     return replace(found, turns=turns, steps=steps)
+
+
+def _file(file: Mapping[str, Any]) -> dict[str, Any]:
+    leads = file.get("leads") is not False
+    return {"name": file["name"], "text": file["text"], "leads": leads}

@@ -103,7 +103,7 @@ class NewPreset(BaseModel):
 
 
 class OldPreset(BaseModel):
-    id: int
+    id: TurnId
 
 
 class EventStream(StreamingResponse):

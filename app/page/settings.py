@@ -17,6 +17,7 @@ from speculation.settings import DEFAULT_METHOD
 MAX_TOKENS = 1024
 RANDOM = -1  # as a seed: a new one for each reply
 N_SEEDS = 2**32 - 1
+DEEPEST = 20  # levels of settings in settings
 _TEXTS = ("grammar", "regex", "json_schema")
 _DEFAULTS = {
     one.name: "" if one.name in _TEXTS else one.default
@@ -57,6 +58,12 @@ def read_settings(values: Mapping[str, Any], methods: Collection[MethodInfo]) ->
     Missing and empty values keep their defaults, and so do those with other names, which may be the
     page's own. 0 for ``max_tokens`` means until the context is full. Raises InvalidSetting.
     """
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        parts = [one.values() if isinstance(one, Mapping) else one for one in level]
+        level = [one for part in parts for one in part if isinstance(one, Mapping | list)]
+    if level:
+        raise InvalidSetting("settings", f"are nested more than {DEEPEST} levels deep")
     max_tokens = _checked("max_tokens", values.get("max_tokens"), MAX_TOKENS)
     if max_tokens < 0:
         raise InvalidSetting("max_tokens", f"is {max_tokens}; give 0 or more")

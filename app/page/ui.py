@@ -7,6 +7,7 @@ event: those keep a connection open for each tab, of which a browser has six to 
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from base64 import b64encode
@@ -104,6 +105,7 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         enable_monitoring=False,
         run_history=False,
     )
+    gc.freeze()  # a collection that looks at all of Gradio's objects stops everybody for a while
 
 
 def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
