@@ -31,10 +31,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent / "app" / "browser"):
             item.add_marker("browser")
-    if "software_gpu" not in config.option.markexpr:
-        left = [item for item in items if item.get_closest_marker("software_gpu") is not None]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+    for asked_for in ("software_gpu", "agents"):
+        if asked_for not in config.option.markexpr:
+            left = [item for item in items if item.get_closest_marker(asked_for) is not None]
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if item not in left]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

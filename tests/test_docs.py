@@ -74,6 +74,19 @@ def test_every_path_in_backticks_exists(page: Path) -> None:
             assert (ROOT / path).exists(), path
 
 
+@pytest.mark.parametrize(
+    ("language", "module"), [("json", "json"), ("toml", "tomllib"), ("yaml", "yaml")]
+)
+def test_every_block_of_settings_can_be_read(language: str, module: str) -> None:
+    parser = pytest.importorskip(module)  # Python 3.10 has no tomllib
+    read = getattr(parser, "safe_load", None) or parser.loads
+    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", texts, re.M | re.S)
+    assert blocks
+    for block in blocks:
+        read(block)
+
+
 def test_the_readme_has_at_most_120_lines() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
