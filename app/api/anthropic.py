@@ -14,7 +14,7 @@ from pydantic import Field
 from app.api.body import Limited, Posted, Tagged
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
-from app.api.replies import answer, while_connected
+from app.api.replies import answer
 from app.api.sampling import MOST_LISTED
 from app.api.schemas import MOST_MESSAGES, ChatCompletion, Content, ContentPart, Message, Parts
 from app.api.service import Service
@@ -225,8 +225,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/messages/count_tokens")
     async def count(asked: CountRequest, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked.chat(), http))[0]
-        found = await while_connected(http, answer(service.backend, Render(request)))
-        return {"input_tokens": found.n_tokens}
+        return {"input_tokens": (await answer(service.backend, Render(request))).n_tokens}
 
     return router
 

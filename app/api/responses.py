@@ -16,7 +16,7 @@ from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
 from app.api.history import History
 from app.api.json_text import finite
-from app.api.replies import Gathered, answer, while_connected
+from app.api.replies import Gathered, answer
 from app.api.response_tools import Offered, Tool
 from app.api.sampling import MOST_LISTED
 from app.api.schemas import (
@@ -210,7 +210,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/responses/input_tokens")
     async def count(asked: ResponsesRequest, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked.chat(*conversation(asked, http)), http))[0]
-        found = await while_connected(http, answer(service.backend, Render(request)))
+        found = await answer(service.backend, Render(request))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.get("/v1/responses/{id_}")
