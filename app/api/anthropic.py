@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,7 +15,8 @@ from app.api.body import Call, Posted, Tagged
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
 from app.api.replies import answer
-from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts
+from app.api.sampling import MOST_LISTED
+from app.api.schemas import MOST_MESSAGES, ChatCompletion, Content, ContentPart, Message, Parts
 from app.api.service import Service
 from app.api.translated import (
     Block,
@@ -62,7 +63,7 @@ class InputBlock(Tagged, ContentPart):
     """A part of a turn or of a tool's result."""
 
     type: str
-    source: Source = Source()
+    source: Source | None = None
     id: str = ""
     name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
@@ -74,7 +75,7 @@ class InputBlock(Tagged, ContentPart):
     @property
     def part(self) -> ContentPart:
         """The block as a part of a chat completion's message."""
-        if self.type == "document" and self.source.type == "text":
+        if self.type == "document" and self.source is not None and self.source.type == "text":
             return ContentPart(text=self.source.data)
         if self.type == "tool_reference":  # found by a search for tools, and among the request's
             return ContentPart(text=f"The tool {self.tool_name} can be called.")
@@ -88,7 +89,7 @@ class SystemBlock(Posted):
 
 class Turn(Posted):
     role: Literal["user", "assistant", "system"]
-    content: str | list[InputBlock]
+    content: str | Annotated[list[InputBlock], Field(max_length=MOST_LISTED)]
 
     def messages(self) -> list[Message]:
         """The messages of a turn. The results of tools are messages of their own, before the
@@ -137,10 +138,10 @@ class Tool(Tagged):
 class CountRequest(Posted, extra="allow"):
     """A request whose tokens are counted. Other fields are those of a chat completion."""
 
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[Turn] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str | None = None
     system: str | list[SystemBlock] = Field(default_factory=list)
-    tools: list[Tool] = Field(default_factory=list)
+    tools: list[Tool] = Field([], max_length=MOST_LISTED)
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking = Thinking(type="disabled")
     stop_sequences: list[str] = Field(default_factory=list)
@@ -224,8 +225,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/messages/count_tokens")
     async def count(asked: CountRequest, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked.chat(), http))[0]
-        found = await answer(service.backend, Render(request))
-        return {"input_tokens": found.n_tokens}
+        return {"input_tokens": (await answer(service.backend, Render(request))).n_tokens}
 
     return router
 

@@ -17,8 +17,6 @@ from app.api.errors import ApiError
 from app.api.replies import while_connected
 
 MOST_VALUES = 5 * 2**18  # 1.3 million take half a second; the longest list of tokens has fewer
-
-
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character, if the other half is not next
 
 
@@ -28,7 +26,7 @@ class Posted(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or None not in given.values():
             return given
         return {name: value for name, value in given.items() if value is not None}
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from app.api.body import Posted, Tagged
 from app.api.errors import ApiError
+from app.api.sampling import MOST_LISTED
 from app.api.schemas import ToolChoice
 from app.api.translated import refuse
 
@@ -31,9 +32,9 @@ class Tool(Tagged, extra="allow"):
     description: str = ""
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    format: TextFormat = TextFormat()  # of what a custom tool takes
+    format: TextFormat | None = None  # of what a custom tool takes
     execution: str = "server"  # where a search for tools runs
-    tools: list[Tool] = Field(default_factory=list)
+    tools: list[Tool] = Field([], max_length=MOST_LISTED)
     needs: ClassVar = {"function": "name", "custom": "name", "namespace": "name"}
 
 
@@ -63,7 +64,7 @@ class Offered:
             call = {"type": "custom_tool_call", "name": tool.name, "input": ""}
             text = {"type": "string"}
             parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-            if tool.format.definition:
+            if tool.format is not None and tool.format.definition:
                 told.append(f"The input follows this grammar:\n{tool.format.definition}")
         elif tool.type == "tool_search" and tool.execution == "client":
             call = {"type": "tool_search_call", "execution": "client", "arguments": {}}

@@ -18,7 +18,16 @@ from app.api.history import History
 from app.api.json_text import finite
 from app.api.replies import Gathered, answer
 from app.api.response_tools import Offered, Tool
-from app.api.schemas import ChatCompletion, Content, ContentPart, Message, Parts, ToolChoice
+from app.api.sampling import MOST_LISTED
+from app.api.schemas import (
+    MOST_MESSAGES,
+    ChatCompletion,
+    Content,
+    ContentPart,
+    Message,
+    Parts,
+    ToolChoice,
+)
 from app.api.service import Service, memory_of
 from app.api.translated import (
     Block,
@@ -66,7 +75,7 @@ class Item(Tagged):
     arguments: str | dict[str, Any] = Field(default_factory=dict)
     input: str = ""
     output: Content = ""
-    tools: list[Tool] = Field(default_factory=list)
+    tools: list[Tool] = Field([], max_length=MOST_LISTED)
     needs: ClassVar = {"message": "role", "function_call": "name", "custom_tool_call": "name"}
 
 
@@ -77,7 +86,7 @@ def _as_items(given: Any) -> Any:
 class ResponsesRequest(Posted, extra="allow"):
     """A request for a response. Other fields are those of a chat completion."""
 
-    input: Annotated[list[Item], BeforeValidator(_as_items)]
+    input: Annotated[list[Item], Field(max_length=MOST_MESSAGES), BeforeValidator(_as_items)]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -88,7 +97,7 @@ class ResponsesRequest(Posted, extra="allow"):
     top_logprobs: int | None = None
     text: TextConfig = TextConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
-    tools: list[Tool] = Field(default_factory=list)
+    tools: list[Tool] = Field([], max_length=MOST_LISTED)
     tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -140,24 +149,24 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
     """The messages of a conversation. Reasoning, text and calls in a row are one message."""
     messages: list[Message] = []
 
-    def turn() -> Message:
-        """The assistant's message that is being put together."""
+    def turn(more: Parts) -> Message:
+        """The assistant's message that is being put together, with more content."""
         if not messages or messages[-1].role != "assistant":
             messages.append(Message(role="assistant", content=[]))
-        return messages[-1]
+        told = messages[-1]
+        assert isinstance(told.content, list)
+        told.content += more
+        return told
 
     for item in items:
         parts: Parts = item.content if isinstance(item.content, list) else [item.content]
         if item.type == "message" and item.role == "assistant":
-            told = turn()
-            told.content = [*(told.content or ()), *parts]
+            turn(parts)
         elif item.type == "message":
             messages.append(Message(role=item.role, content=parts))
         elif item.type == "reasoning":
             texts = [part if isinstance(part, str) else part.text for part in parts or item.summary]
-            thoughts = [ContentPart(type="reasoning", text=text) for text in texts]
-            told = turn()
-            told.content = [*(told.content or ()), *thoughts]
+            turn([ContentPart(type="reasoning", text=text) for text in texts])
         elif item.type in ("function_call", "custom_tool_call", "tool_search_call"):
             is_text = item.type == "custom_tool_call"
             function = {
@@ -165,7 +174,9 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
                 "arguments": {"input": item.input} if is_text else item.arguments,
             }
             call = {"id": item.call_id, "type": "function", "function": function}
-            turn().tool_calls = [*(turn().tool_calls or ()), call]
+            told = turn([])
+            told.tool_calls = told.tool_calls or []
+            told.tool_calls.append(call)
         elif item.type == "tool_search_output":
             found = ", ".join(Offered(item.tools).names) or "No tools were found."
             messages.append(Message(role="tool", tool_call_id=item.call_id, content=found))

@@ -257,7 +257,7 @@ def test_a_logit_bias_needs_a_known_token_and_a_finite_number(engine: Engine) ->
         ),
         ({"logit_bias": [1]}, "logit_bias is .1.; give a mapping"),
         ({"grammar": b"root"}, "grammar is b'root'; give a text or None"),
-        ({"regex": "\ud800"}, "at position 0, a lone surrogate"),
+        ({"regex": "\ud800"}, "half a character"),
         ({"json_schema": 3}, "json_schema is 3; give a text or a Mapping or True or False or None"),
         ({"dry_breakers": "\n"}, r"dry_breakers is .*; give a list with a text each"),
         ({"method": "suffix:p_min=0.1,branches=2.5"}, "branches"),
