@@ -221,7 +221,7 @@ def _reply_grammar(
 ) -> SamplingParams:
     """The sampling parameters, with a grammar for calls of the request's tools, or against them,
     and for its JSON schema, which begin after the reasoning."""
-    if sampling.grammar is not None:
+    if sampling.grammar is not None or sampling.regex is not None:
         if request.tools and request.tool_choice != "none":
             raise InvalidParameter(
                 "tools come with a grammar of their own; leave out the grammar or the tools, or "

@@ -136,6 +136,11 @@ def test_a_call_of_a_tool_has_arguments_that_fit_its_schema(client: OpenAI, choi
     silent = client.chat.completions.create(**asked, tool_choice="none", max_tokens=4)
     assert silent.usage is not None and silent.usage.prompt_tokens_details is not None
     assert silent.usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
+    held: dict[str, Any] = {**asked, "extra_body": {"guided_regex": "ab"}}
+    found = client.chat.completions.create(**held, tool_choice="none")
+    assert found.choices[0].message.content == "ab"
+    with pytest.raises(BadRequestError, match="tools come with a grammar of their own"):
+        client.chat.completions.create(**held, tool_choice="auto")
 
     answered = [
         *HELLO,
