@@ -283,7 +283,7 @@ class TokenTree:
                 raise TreeError(f"node {node} is in depth {depth} below node {parent}")
         if not 0 <= tree.n_drafted < n or tree.n_seq < 0:
             raise TreeError(f"{tree.n_drafted} of {n} nodes are drafts, in {tree.n_seq} sequences")
-        if not all(0 < node < n for node in tree.branches):
+        if not all(0 <= node < n for node in tree.branches):
             raise TreeError(f"branches end at {tree.branches} in {n} nodes")
         for name in self.__slots__:
             setattr(self, name, getattr(tree, name))

@@ -6,8 +6,8 @@
         for token in engine.chat("Hello!"):
             print(token.text, end="")
 
-``engine`` is the interface for users, bench and app; ``decode`` has the decode loop, ``drafters/``
-one file per method, ``methods`` the table of methods.
+``engine`` is the interface for users, bench and app; ``decode`` has the decode loop, ``methods/``
+one file per method and their table.
 """
 
 from batching.errors import SpeculationError

@@ -113,7 +113,7 @@ RAISED: list[tuple[str, Draft]] = [
     ("SystemExit", lambda tree, budget: (sys.exit() for _ in "a")),
     ("'int' object is not iterable", lambda tree, budget: 5),
     ("'NoneType' object has no attribute 'together'", working(None)),
-    ("unhashable", working(Work(lambda parts: parts, 1, []))),
+    ("unhashable", working(Work(lambda parts: parts, 1, []))),  # type: ignore[arg-type]
     ("zip.. argument 2 is shorter", working(Work(lambda parts: [], 1))),
     ("division by zero", working(Work(lambda parts: 1 / 0, 1))),  # type: ignore[arg-type, return-value]
 ]
@@ -131,7 +131,7 @@ def test_drafts_that_cannot_be_decoded_end_one_text_with_the_methods_name(
     for message, draft in UNSOUND + RAISED:
         method = outsider(Outsider(draft))
         if name == "auto":
-            monkeypatch.setitem(METHODS._specs, "odd", method.spec)  # type: ignore[attr-defined]
+            monkeypatch.setitem(METHODS._specs, "odd", method.spec)
             method = parse_method("auto:sources=odd")
         others = [engine.submit(PROMPT, method=other, **settings) for other in ("ar", "suffix")]
         next(others[0])
@@ -155,7 +155,7 @@ def test_an_error_of_any_hook_ends_one_text(
     kind = type("Odd", (Outsider,), {hook: property(fail) if hook == "requires" else fail})
     odd = kind(node())
     if hook == "observe_plain":
-        odd.promise = lambda tokens: 0.0  # type: ignore[method-assign]
+        odd.promise = lambda tokens: 0.0
     other = engine.submit(PROMPT, method="ar", **settings)
     next(other)
     with pytest.raises(KeyError, match=hook):
