@@ -58,7 +58,7 @@ class ReplyText:
         self._opening = opening
         self._answer: int | None = 0  # where the answer starts; None while the model reasons
         self._is_settled = not stop  # that does not change any more
-        self._max_tokens = NO_LIMIT if max_tokens is None else max_tokens
+        self._max_tokens = NO_LIMIT if max_tokens is None else int(max_tokens)  # NumPy's, too
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_whole = True  # the text does not end inside a character
         self._pieces: list[str] = []  # characters that each token completed
