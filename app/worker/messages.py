@@ -313,18 +313,18 @@ class Done:
     model: LoadedModel | None = None
     n_prompt: int = 0
     n_reused: int = 0
-    n_read: int = 0
     n_tokens: int = 0
     n_first: int = 0
     n_steps: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
     prefill_seconds: float = 0.0
-    first_seconds: float = 0.0
     decode_seconds: float = 0.0
     stop_string: str = ""
     prompt: str = ""
     decode_ms: tuple[float, ...] = ()
+    n_read: int = 0
+    first_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -365,7 +365,10 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
         ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, "JSON schema"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "a b"),
         ({"dynatemp_range": 1}, "not supported"),
-        ({"messages": [{"role": "user", "content": "a" * 40_000}]}, "raise --ctx to at least"),
+        (
+            {"messages": [{"role": "user", "content": "a" * 40_000}]},
+            "since the model was trained for",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
@@ -377,7 +380,7 @@ def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert reason in error["message"]
-        is_long = "--ctx" in reason
+        is_long = "trained" in reason
         assert error["type"] == (
             "exceed_context_size_error" if is_long else "invalid_request_error"
         )

@@ -83,7 +83,12 @@ class Sized(Recording):
         ),
         (TEXT, lambda n: {"prompt": "x" * 10 * n}, 2048, "at least 2049 tokens, .*2048; shorten"),
         (CHAT, lambda n: {"messages": counted(n, EMPTY)}, 2048, "at least 2049 tokens"),
-        (TEXT, lambda n: {"prompt": counted(n, 7)}, 2048, "at least 2049 tokens, .* --ctx"),
+        (
+            TEXT,
+            lambda n: {"prompt": counted(n, 7)},
+            2048,
+            "at least 2049 tokens, .*2048; shorten it$",
+        ),
         (CHAT, lambda n: {"prediction": {"content": "x" * 10 * n}}, 2048, "at least 2049 tokens"),
         (
             CHAT,
