@@ -113,7 +113,7 @@ class IdleTexts:
     def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[IdleText | None, int]:
         """The text that saves most of reading ``prompt``, and how many tokens they share.
 
-        None if it saves no more than ``more_than`` tokens, what restoring it costs deducted.
+        None unless it saves some more than ``more_than`` tokens, what restoring it costs deducted.
         """
         found: list[tuple[int, int, IdleText | TextFile]] = []
         for text in self._texts:
@@ -123,7 +123,7 @@ class IdleTexts:
             n = common_prefix(file.tokens, prompt)
             found.append((n - len(file.tokens) // SPEED, n, file))
         for gain, n, best in sorted(found, key=lambda item: item[0], reverse=True):
-            if gain <= max(more_than, WORTH_KEEPING - 1):
+            if gain < more_than + WORTH_KEEPING:
                 break
             if isinstance(best, IdleText):
                 return best, n

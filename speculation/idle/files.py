@@ -43,7 +43,7 @@ from speculation.system.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
 
-SPEED = 10  # tokens restored from disk while one is read again, at least
+SPEED = 50  # tokens restored from disk while one is read again, about
 CLOSE_SECONDS = 5.0  # that writes may take when the engine is closed
 _MAX_AGE = 7 * 24 * 3600  # seconds since a text was used last, after which it is removed
 _MAX_UNWRITTEN = 2**30  # bytes that wait for the disk

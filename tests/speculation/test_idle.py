@@ -97,9 +97,9 @@ def test_no_text_is_copied_once_a_copy_took_longer_than_reading_but_for_the_disk
 def test_a_text_is_restored_only_if_that_is_quicker(tmp_path: Path) -> None:
     write(tmp_path, ONE)
     idle = kept(tmp_path)
-    assert found(idle, ONE[:41])[1] == 0  # a text of 100 tokens costs as much as reading 10
-    assert found(idle, ONE[:42])[1] == 42
-    assert found(idle, ONE, more_than=90)[1] == 0  # they are in the cache
+    assert found(idle, ONE[:33])[1] == 0  # a text of 100 tokens costs as much as reading two
+    assert found(idle, ONE[:34])[1] == 34
+    assert found(idle, ONE, more_than=98)[1] == 0  # they are in the cache
     text, _ = idle.best(ONE[:60])
     assert text is not None
     idle.use(text, ONE[:60])
