@@ -50,8 +50,9 @@ from speculation.text import Text
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
 THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2, "grammar": 1}
-# What may take long to prepare, and the others do not wait for: so many bytes of a request; grammars,
-# and schemas with many properties or parts that refer to each other or hold together; marks of DRY.
+# What may take long to prepare, and the others do not wait for: so many bytes of a request,
+# grammars, schemas with many properties or with parts that refer to each other or hold together,
+# and marks of DRY.
 LARGE, MANY = 2**18, 2**16
 HARD = re.compile(r'"(?:dry_breakers|grammar|regex|pattern|patternProperties|allOf|\$ref)\\*":')
 HOLD_SECONDS = 30.0
