@@ -121,7 +121,7 @@ class Sandbox:
         except (TypeError, ValueError) as error:
             raise InvalidParameter(str(error)) from error
         with self._taken() as process:
-            answer = process.exchange(line, seconds * _WAIT)
+            answer: dict[str, Any] = process.exchange(line, seconds * _WAIT)
         if answer == {"exceeded": "time"}:
             raise exceeded(f"took longer than {seconds:.2g} s")
         if answer == {"exceeded": "characters"}:

@@ -50,10 +50,11 @@ from speculation.text import Text
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
 THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2, "grammar": 1}
-# What may take long to prepare, and the others do not wait for: so many bytes of a request, and
-# grammars, schemas with patterns or with parts that hold together, or marks to look for.
-LARGE = 2**18
-HARD = re.compile(r'"(?:dry_breakers|grammar|regex|pattern|patternProperties|allOf)\\*":')
+# What may take long to prepare, and the others do not wait for: so many bytes of a request,
+# grammars, schemas with many properties or with parts that refer to each other or hold together,
+# and marks of DRY.
+LARGE, MANY = 2**18, 2**16
+HARD = re.compile(r'"(?:dry_breakers|grammar|regex|pattern|patternProperties|allOf|\$ref)\\*":')
 HOLD_SECONDS = 30.0
 _MOST_ROWS = 8  # whose cost ``Done`` tells
 
@@ -103,9 +104,7 @@ class Serving:
 
         ``text`` is its written form.
         """
-        lane = "grammar" if HARD.search(text, 0, LARGE) else "prepare"
-        lane = "large" if len(text) > LARGE else lane
-        job = Job(number, message, partial(self._send, number), lane)
+        job = Job(number, message, partial(self._send, number), _lane(text))
         with self._changed:
             if self._is_closed:
                 job.fail(QueueFull("the engine is closed"))
@@ -305,6 +304,14 @@ class Serving:
             self._forget(job)
 
         text.forward(take)
+
+
+def _lane(text: str) -> str:
+    """Which threads prepare a request with this written form."""
+    if len(text) > LARGE:
+        return "large"
+    is_hard = HARD.search(text) or (len(text) > MANY and '"properties' in text)
+    return "grammar" if is_hard else "prepare"
 
 
 def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:

@@ -268,7 +268,8 @@ def test_what_is_prepared_ends_at_once_when_its_client_leaves(
     [
         ("large", "x" * (LARGE + 1)),
         ("grammar", '{"sampling":{"json_schema":"{\\"pattern\\": \\"a\\"}"}}'),
-        ("grammar", '{"tools":[{"parameters":{"allOf":[]}}]}'),
+        ("grammar", '{"tools":[{"parameters":{"$ref":"#"}}]}'),
+        ("grammar", '{"properties":{}}' + "x" * 2**16),
     ],
 )
 def test_requests_that_take_long_hold_up_no_others_and_end_with_their_clients(
