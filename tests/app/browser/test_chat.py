@@ -197,26 +197,26 @@ def test_a_deleted_chats_draft_is_deleted_and_the_last_chat_that_was_opened_is_s
     chat: Chat,
 ) -> None:
     page = chat.page
-    for name in ("a cat", "a dog", "a hen"):
+    for name in ("an owl", "a lark", "a wren"):
         chat.new_chat()
         chat.ask(name)
     page.fill("#box", "a draft")
-    chat.open_row_menu("a hen")
+    chat.open_row_menu("a wren")
     chat.choose("Delete")
-    page.wait_for_selector("#notice:has-text('Deleted “a hen”')")
+    page.wait_for_selector("#notice:has-text('Deleted “a wren”')")
     page.wait_for_function("!JSON.stringify(localStorage).includes('a draft')")
     held: list[Any] = []
-    slow = page.locator("#list a:has-text('a cat')").get_attribute("href").split("=")[-1]
+    slow = page.locator("#list a:has-text('an owl')").get_attribute("href").split("=")[-1]
     page.route(f"**/page/chats/{slow}?*", lambda route: held.append(route))
-    page.click("#list a:has-text('a cat')")
-    page.click("#list a:has-text('a dog')")
-    page.wait_for_selector(".turn.user:has-text('a dog')")
+    page.click("#list a:has-text('an owl')")
+    page.click("#list a:has-text('a lark')")
+    page.wait_for_selector(".turn.user:has-text('a lark')")
     assert len(held) == 1
     with page.expect_response(f"**/page/chats/{slow}?*") as answer:
         held[0].continue_()
     answer.value.finished()
     page.evaluate("new Promise((done) => setTimeout(done))")
-    assert chat.texts()[0] == "a dog"
+    assert chat.texts()[0] == "a lark"
 
 
 def test_old_chats_of_the_browser_are_taken_over_once(chat: Chat) -> None:
