@@ -36,7 +36,7 @@ class Apart:
     async def read(self, reader: Callable[[bytes], Iterator[T]], data: bytes) -> Iterator[T]:
         """What a module's function yields for a file. If this is cancelled, its process is killed.
 
-        Raises Unreadable, as the iterator does.
+        The iterator raises Unreadable.
         """
         async with self._places:
             process = await asyncio.create_subprocess_exec(
@@ -54,7 +54,8 @@ class Apart:
             finally:
                 with suppress(ProcessLookupError):
                     process.kill()
-        return _parts(made)
+                await process.wait()
+        return _parts(made if process.returncode == 0 else b"")
 
 
 def _parts(made: bytes) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 A speed-up is said only if both speeds were measured. That of plain decoding comes from the first of
 these that there is:
 
-- a plain run of the same request. Then the speed-up is measured
 - the plain steps of this reply, if there are LEAST_PLAIN: the median, without drafting. They were
   taken on the same machine, in the same minute and at the same place of the context. The reply's
   own time has its plain steps at their median, too, so that a pause in one of them does not count.
@@ -12,7 +11,7 @@ these that there is:
   sampling, so the speed-up that follows from it is a little too low
 - an earlier measurement with this model, of another text
 
-The last three are no runs of this text, so the sentence says "about".
+None is a plain run of this text, so the sentence says "about".
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ def outcome(
     records: Sequence[StepRecord] = (),
     message: str = "",
     *,
-    plain: Done | None = None,
     plain_speed: float = 0.0,
     n_left_out: int = 0,
 ) -> Outcome:
@@ -75,11 +73,10 @@ def outcome(
 
     records      its steps, or nothing if they were not recorded
     message      what the user wrote, to tell what was copied from it
-    plain        the end of a plain run of the same request, if there was one
     plain_speed  tokens per second of plain decoding with this model, measured earlier; 0 = unknown
     n_left_out   how many earlier turns the prompt left out
     """
-    known = _plain(done, records, plain, plain_speed)
+    known = _plain(done, records, plain_speed)
     return Outcome(
         _sentence(done, records, message, known),
         tuple(_figures(done, records, known, n_left_out)),
@@ -97,29 +94,18 @@ class _Plain(NamedTuple):
     ratio   how many times as fast the reply was
     figure  its label and value
     is_long  whether enough was timed to tell the ratio
-    is_run  whether the same text was decoded
     """
 
     ratio: float
     figure: tuple[str, str]
     is_long: bool
-    is_run: bool = False
 
 
-def _plain(
-    done: Done, records: Sequence[StepRecord], plain: Done | None, plain_speed: float
-) -> _Plain | None:
+def _plain(done: Done, records: Sequence[StepRecord], plain_speed: float) -> _Plain | None:
     steps = _alone(records)
-    if plain is not None and speed(plain) and len(steps) == len(records[1:]):
-        value = f"{_speed(speed(plain))} in a run of {_timed(plain)} tokens"
-        is_long = all(
-            _timed(one) >= LEAST_COMPARED and one.decode_seconds >= LEAST_SECONDS
-            for one in (done, plain)
-        )
-        return _Plain(speed(done) / speed(plain), ("Plain decoding", value), is_long, is_run=True)
     n, spent = sum(map(n_tokens, steps)), sum(map(milliseconds, steps))
     if not records:
-        n, spent = _timed(done), 1e3 * done.decode_seconds
+        n, spent = done.n_tokens - done.n_first, 1e3 * done.decode_seconds
     is_long = n >= LEAST_ABOUT and spent >= LEAST_ABOUT_MS
     own = [one for one in steps if one.n_rows == 1]
     if len(own) >= LEAST_PLAIN:
@@ -143,10 +129,6 @@ def _alone(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
     return [one for one in records[1:] if one.n_texts == 1]
 
 
-def _timed(done: Done) -> int:
-    return done.n_tokens - done.n_first
-
-
 def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _Plain | None) -> str:
     if not done.n_tokens:
         return "No tokens were written"
@@ -164,15 +146,12 @@ def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _P
         is_alone = len(_alone(records)) == len(records[1:])
         why = "Too short" if is_alone else "Written beside other texts for too long"
         return f"{why} to tell a speed-up: {came}"
-    ratio, about = plain.ratio, "" if plain.is_run else "about "
-    if round(ratio, 1) == 1.0:
-        said = f"{about}as fast as plain decoding: {came}"
-    elif ratio > 1.0:
-        said = f"{about}{times(ratio)} as fast as plain decoding: {came}"
-    else:
-        why = _why_slower(done, records)
-        said = f"slower than plain decoding, {about}{times(ratio)} as fast: {why}"
-    return said[0].upper() + said[1:]
+    if round(plain.ratio, 1) == 1.0:
+        return f"About as fast as plain decoding: {came}"
+    if plain.ratio > 1.0:
+        return f"About {times(plain.ratio)} as fast as plain decoding: {came}"
+    why = _why_slower(done, records)
+    return f"Slower than plain decoding, about {times(plain.ratio)} as fast: {why}"
 
 
 def _why_slower(done: Done, records: Sequence[StepRecord]) -> str:

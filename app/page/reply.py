@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from app.page.markdown import Marks
 from app.worker.messages import (
@@ -172,26 +172,15 @@ class Reply:
         except ValidationError as error:
             log.warning("ignoring what was kept of a reply beside its text: %s", error)
             found = _Kept()
-        reply = cls(
-            found.method,
-            text,
-            done=found.done,
-            error=found.error,
-            model=found.model,
-            opening=found.opening,
-            thinking=found.thinking,
-            seconds_thinking=found.seconds_thinking,
-            n_ctx=found.n_ctx,
-            left_out=LeftOut(found.n_left_out, found.n_ctx),
-            reads_from=found.reads_from,
-            sentence=found.sentence,
-            figures=[list(one) for one in found.figures],
-            cells=[list(one) for one in found.cells],
-        )
+        same = {name: vars(found)[name] for name in vars(found).keys() - {"runs", "n_left_out"}}
+        reply = cls(text=text, left_out=LeftOut(found.n_left_out, found.n_ctx), **same)
         if sum(n_characters for n_characters, _ in found.runs) == len(text):
             for number, (n_characters, n_tokens) in enumerate(found.runs):
                 reply._add(n_characters, number % 2 == 1, n_tokens)
         return reply
+
+
+_PAIR = Field(min_length=2, max_length=2)
 
 
 @dataclass(frozen=True)
@@ -209,8 +198,8 @@ class _Kept:
     n_left_out: NonNegativeInt = 0
     reads_from: int | None = None
     sentence: str = ""
-    figures: tuple[tuple[str, str], ...] = ()
-    cells: tuple[tuple[FiniteFloat, FiniteFloat], ...] = ()
+    figures: list[Annotated[list[str], _PAIR]] = field(default_factory=list)
+    cells: list[Annotated[list[FiniteFloat], _PAIR]] = field(default_factory=list)
     done: Done | None = None
 
 

@@ -145,6 +145,8 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     version = store.version()
     watching: list[asyncio.Task[None]] = []
     seen = backend.status()
+    # The loaded model, and how it is told: models.txt is not read at each change of a status.
+    model: tuple[Any, Json | None] = (None, None)
 
     def status() -> Status:
         """The backend's status; publishes it if it has changed, whoever asks first."""
@@ -153,6 +155,18 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
             seen = now
             feed.publish(None, "status", status_json(now))
         return seen
+
+    def status_json(status: Status) -> Json:
+        nonlocal model
+        if (status.model, status.facts) != model[0]:
+            told = None if status.model is None else model_json(status.model, status.facts)
+            model = (status.model, status.facts), told
+        return {
+            "model": model[1],
+            "loading": asdict(status.loading) if status.loading is not None else None,
+            "error": status.error,
+            "is_down": status.is_down,
+        }
 
     async def watch_file() -> None:
         """Let pages read again what another server of this user has changed, and once more when
@@ -433,15 +447,6 @@ async def _files(
 def hit_json(chats: Chats, hit: Hit) -> Json:
     snippet = re.split("[\x02\x03]", hit.snippet)
     return {"chat": chats.as_json(hit.chat), "turn": hit.turn, "snippet": snippet}
-
-
-def status_json(status: Status) -> Json:
-    return {
-        "model": model_json(status.model, status.facts) if status.model is not None else None,
-        "loading": asdict(status.loading) if status.loading is not None else None,
-        "error": status.error,
-        "is_down": status.is_down,
-    }
 
 
 def model_json(model: LoadedModel, facts: ModelFacts) -> Json:

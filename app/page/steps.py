@@ -21,25 +21,15 @@ from app.worker.messages import StepRecord
 
 MOST_CELLS = 400
 MOST_BYTES = 8 * 2**20  # of the JSON, which replays of 10,000 steps stay below
-Milliseconds = FiniteFloat
+_Ms = FiniteFloat
+_Step = tuple[_Ms, _Ms, _Ms, int, int, list[tuple[int, str, int]], list[int], str]
 
 
 @dataclass(frozen=True)
 class _Kept:
     method: str
     sources: list[str]
-    steps: list[
-        tuple[
-            Milliseconds,
-            Milliseconds,
-            Milliseconds,
-            int,
-            int,
-            list[tuple[int, str, int]],
-            list[int],
-            str,
-        ]
-    ]
+    steps: list[_Step]
 
 
 _KEPT = TypeAdapter(_Kept)

@@ -170,14 +170,53 @@ def test_drafts_and_files_stay_with_their_chat_and_pictures_are_refused(chat: Ch
     page.wait_for_function("document.querySelector('#box').value === 'for the cat'")
 
 
-def test_an_incognito_chat_is_in_no_list(chat: Chat) -> None:
-    chat.page.click("#incognito")
-    chat.page.wait_for_selector("#incognito-note:has-text('in memory alone')")
+def test_an_incognito_chat_is_in_no_list_and_leaves_nothing_in_the_browser(chat: Chat) -> None:
+    page = chat.page
+    page.fill("#box", "for all")
+    page.click("#incognito")
+    page.wait_for_selector("#incognito-note:has-text('in memory alone')")
+    page.fill("#box", "not a secret yet")
+    chat.set(system="a secret")
     chat.ask("a secret")
     assert "a secret" not in chat.titles()
-    chat.page.click("#incognito")
-    assert chat.page.is_hidden("#incognito-note")
+    page.fill("#box", "another secret")
+    chat.new_chat()
+    assert page.input_value("#box") == ""
+    page.fill("#box", "more of a secret")
+    page.click("#incognito")
+    assert page.is_hidden("#incognito-note")
     assert chat.texts() == []
+    assert page.input_value("#box") == "for all"
+    chat.set(max_tokens=9)
+    kept = "JSON.stringify(localStorage)"
+    assert "for all" in page.evaluate(kept)
+    assert "secret" not in page.evaluate(kept)
+
+
+def test_a_deleted_chats_draft_is_deleted_and_the_last_chat_that_was_opened_is_shown(
+    chat: Chat,
+) -> None:
+    page = chat.page
+    for name in ("an owl", "a lark", "a wren"):
+        chat.new_chat()
+        chat.ask(name)
+    page.fill("#box", "a draft")
+    chat.open_row_menu("a wren")
+    chat.choose("Delete")
+    page.wait_for_selector("#notice:has-text('Deleted “a wren”')")
+    page.wait_for_function("!JSON.stringify(localStorage).includes('a draft')")
+    held: list[Any] = []
+    slow = page.locator("#list a:has-text('an owl')").get_attribute("href").split("=")[-1]
+    page.route(f"**/page/chats/{slow}?*", lambda route: held.append(route))
+    page.click("#list a:has-text('an owl')")
+    page.click("#list a:has-text('a lark')")
+    page.wait_for_selector(".turn.user:has-text('a lark')")
+    assert len(held) == 1
+    with page.expect_response(f"**/page/chats/{slow}?*") as answer:
+        held[0].continue_()
+    answer.value.finished()
+    page.evaluate("new Promise((done) => setTimeout(done))")
+    assert chat.texts()[0] == "a lark"
 
 
 def test_old_chats_of_the_browser_are_taken_over_once(chat: Chat) -> None:

@@ -96,7 +96,7 @@ def test_no_script_of_an_imported_chat_or_of_the_routes_answers_runs(chat: Chat)
     page.route("**/page/chats/*?limit=30", with_cells)
     post = "(file) => fetch('page/import', { method: 'POST', body: JSON.stringify(file) })"
     page.evaluate(post, file)
-    page.click("#list a >> nth=0")
+    page.click("#list a:has-text('onerror')")
     page.wait_for_selector(f"{LAST} .thoughts summary")
     page.click(f"{LAST} .cells")
     page.wait_for_selector("#replay-error")  # they are no numbers

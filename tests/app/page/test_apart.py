@@ -61,7 +61,7 @@ def test_a_reader_that_takes_too_long_is_ended(
     async def check() -> None:
         reading = asyncio.ensure_future(Apart().read(readers.endless, bytes(tmp_path / "a")))
         with pytest.raises(Unreadable, match=TOO_MUCH):
-            await reading
+            list(await reading)
         if (tmp_path / "a").exists():
             await until_gone(await process_of(tmp_path / "a"))
 

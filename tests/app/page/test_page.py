@@ -96,7 +96,7 @@ def test_gradio_is_asked_for_fields_alone_and_odd_settings_have_theirs() -> None
         ({"data": ['{"sampling": {"temperature": 1e999, "seed": true}, "thinking": []}']}, 200),
         ({"data": ['{"system": {}, "max_tokens": "x", "parameters": 5, "method": "guess"}']}, 200),
         ({"event_data": {"x": 5}, "simple_format": True, "batched": True}, 200),
-        *[({"data": data}, 400) for data in (["5"], ["[" * 10_000], ["{}", "{}"], {}, [5], None)],
+        *[({"data": data}, 400) for data in (["5"], ["[" * 10_000], ["{}", "{}"], 5, [5], None)],
         *[({"fn_index": index}, 400) for index in (1, -1, "x", None, 2**70)],
         *[({"trigger_id": number}, 400) for number in (2**70, -1, "x")],
         ({"session_hash": []}, 400),
