@@ -36,6 +36,7 @@ POLICY = (
 
 # An import has many chats; a message at most 1 MB of text or a PDF of 20 MB, in base64.
 LARGEST_BODY = 64 * 2**20  # bytes
+MOST_AT_ONCE = 8  # bodies of that size that are being sent
 
 API = "/gradio_api/"
 # The page's own routes, of which the app says which methods they take.
@@ -186,6 +187,7 @@ class Guard:
         self._routes = Routes(endpoint or {})
         self._keys = keys
         self._largest = largest
+        self._n_bytes = 0  # of bodies that are being sent
         self._has_page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -210,16 +212,11 @@ class Guard:
                 body = await self._read(scope, receive)
             except ClientDisconnect:
                 return  # what came of the body may look like a whole one
-            if body is not None:
+            if isinstance(body, bytes):
                 scope = _for_endpoint(scope) if methods else scope
                 await self._app(scope, _replayed(body, receive), send)
                 return
-            refused = self._answer(
-                scope,
-                413,
-                f"This is too much to send at once: the limit is {self._largest / 2**20:.3g} MiB. "
-                "Send less, or in parts.",
-            )
+            refused = body
         await refused(scope, receive, send)
 
     def _cors(self, scope: Scope) -> dict[str, str]:
@@ -326,25 +323,38 @@ class Guard:
             return JSONResponse({"error": why, "detail": why}, status)
         return PlainTextResponse(f"{why}\n", status)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body of a request, chunked or not; None if it is too large.
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | Response:
+        """The body of a request, chunked or not; what answers it instead if it is too large, or if
+        too much is being sent already.
 
         Raises ClientDisconnect if the client leaves before it has sent all of it.
         """
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._largest:
-            return None
+            return self._too_large(scope)
         parts, n_bytes = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            parts.append(message.get("body", b""))
-            n_bytes += len(parts[-1])
-            if n_bytes > self._largest:
-                return None
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                n_bytes += len(parts[-1])
+                self._n_bytes += len(parts[-1])
+                if n_bytes > self._largest:
+                    return self._too_large(scope)
+                if self._n_bytes > MOST_AT_ONCE * self._largest:
+                    why = "Too many large requests are being sent to this server; try again soon."
+                    return self._answer(scope, 503, why)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            self._n_bytes -= n_bytes
+
+    def _too_large(self, scope: Scope) -> Response:
+        limit = f"{self._largest / 2**20:.3g} MiB"
+        why = f"This is too much to send at once: the limit is {limit}. Send less, or in parts."
+        return self._answer(scope, 413, why)
 
 
 def _is_chats(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -247,6 +248,38 @@ def test_a_body_that_is_cut_off_is_not_acted_on() -> None:
             while sent.recv(1000):  # until the server has noticed, or has answered
                 pass
     assert asked == [b'{"prompt": "b"}']
+
+
+def test_bodies_that_are_being_sent_have_a_limit_in_all() -> None:
+    answered: list[int] = []
+
+    async def send(message: Any) -> None:
+        answered.extend([message["status"]] if "status" in message else [])
+
+    async def all_at_once() -> None:
+        guard = Guard(PlainTextResponse("ok"), Names("127.0.0.1"), ENDPOINT, largest=100)
+        go_on = asyncio.Event()
+        scope = {"type": "http", "method": "POST", "path": "/completion", "query_string": b""}
+        scope["headers"] = [(b"host", b"127.0.0.1")]
+
+        def client() -> asyncio.Task[None]:
+            messages = iter([100, 0])
+
+            async def receive() -> Any:
+                if not (n := next(messages)):
+                    await go_on.wait()
+                return {"type": "http.request", "body": b"x" * n, "more_body": n > 0}
+
+            return asyncio.ensure_future(guard(scope, receive, send))
+
+        slow = [client() for _ in range(8)]
+        await client()
+        assert answered == [503]
+        go_on.set()
+        await asyncio.gather(*slow, client())
+
+    asyncio.run(all_at_once())
+    assert answered == [503] + [200] * 9
 
 
 def test_pages_of_an_allowed_origin_may_read_the_answers() -> None:
