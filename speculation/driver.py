@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from batching.errors import EngineInUse, ModelError
@@ -60,6 +60,8 @@ class Driver:
             self.check_open()
             self._calls.append(run)
         self.wake()
+        while not future.done():  # a Ctrl-C that comes just before a wait does not end that
+            wait([future], 0.5)
         return future.result()
 
     @property
