@@ -242,7 +242,7 @@ def test_a_request_becomes_a_chat_completion(client: Anthropic, backend: FakeBac
         ({"tool_choice": {"type": "any"}}, "required", False, {}),
         ({"tool_choice": {"type": "none"}}, "none", False, {}),
         ({"thinking": {"type": "disabled"}}, "auto", False, {}),
-        ({"thinking": {"type": "adaptive"}}, "auto", None, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, "auto", True, {"enable_thinking": True}),
     ],
 )
 def test_thinking_is_off_unless_it_is_asked_for(
