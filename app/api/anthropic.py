@@ -25,6 +25,7 @@ from app.api.translated import (
     Translator,
     as_choice,
     chat_completion,
+    defined,
     new_id,
     refuse,
 )
@@ -72,13 +73,15 @@ class InputBlock(Tagged, ContentPart):
     tool_name: str = ""
     needs: ClassVar = {"text": "text", "tool_use": "name", "tool_reference": "tool_name"}
 
-    @property
-    def part(self) -> ContentPart:
-        """The block as a part of a chat completion's message."""
+    def part(self, deferred: Mapping[str, dict[str, Any]]) -> ContentPart:
+        """The block as a part of a chat completion's message. A reference to a deferred tool
+        becomes its definition."""
         if self.type == "document" and self.source is not None and self.source.type == "text":
             return ContentPart(text=self.source.data)
-        if self.type == "tool_reference":  # found by a search for tools, and among the request's
-            return ContentPart(text=f"The tool {self.tool_name} can be called.")
+        if self.type == "tool_reference":  # found by a search for tools
+            tool = deferred.get(self.tool_name)
+            told = f"The tool {self.tool_name} can be called." if tool is None else defined(tool)
+            return ContentPart(text=told)
         return self
 
 
@@ -91,7 +94,7 @@ class Turn(Posted):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[InputBlock], Field(max_length=MOST_LISTED)]
 
-    def messages(self) -> list[Message]:
+    def messages(self, deferred: Mapping[str, dict[str, Any]]) -> list[Message]:
         """The messages of a turn. The results of tools are messages of their own, before the
         rest."""
         if isinstance(self.content, str):
@@ -104,14 +107,14 @@ class Turn(Posted):
                 held: Content = (
                     block.content
                     if isinstance(block.content, str)
-                    else [inner.part for inner in block.content]
+                    else [inner.part(deferred) for inner in block.content]
                 )
                 results.append(Message(role="tool", tool_call_id=block.tool_use_id, content=held))
             elif block.type == "tool_use":
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             elif block.type != "redacted_thinking":  # nobody here can read it
-                parts.append(block.part)
+                parts.append(block.part(deferred))
         if parts or calls or not results:
             results.append(Message(role=self.role, content=parts, tool_calls=calls or None))
         return results
@@ -125,6 +128,7 @@ class Tool(Tagged):
     description: str = ""
     input_schema: dict[str, Any] = Field(default_factory=dict)
     strict: bool = False
+    defer_loading: bool = False
     needs: ClassVar = {"custom": "name"}
 
     def for_chat(self) -> dict[str, Any]:
@@ -163,7 +167,15 @@ class CountRequest(Posted, extra="allow"):
         texts = [self.system] if isinstance(self.system, str) else [o.text for o in self.system]
         told = [_BILLING.sub("", text) for text in texts if not _BILLING.fullmatch(text)]
         messages = [Message(role="system", content=[*told])] if told else []
-        messages += [message for turn in self.messages for message in turn.messages()]
+        offered = [(tool, tool.for_chat()) for tool in self.tools]
+        # A search for tools that would run at Anthropic finds none.
+        can_search = not any(tool.type.startswith("tool_search_tool") for tool in self.tools)
+        deferred = {
+            tool.name: function
+            for tool, function in offered
+            if tool.defer_loading and tool.type == "custom" and can_search
+        }
+        messages += [message for turn in self.messages for message in turn.messages(deferred)]
         choice: Any = _CHOICES.get(self.tool_choice.type)
         if choice is None:
             choice = {"type": "function", "function": {"name": self.tool_choice.name}}
@@ -176,7 +188,11 @@ class CountRequest(Posted, extra="allow"):
                 "stream": self.stream,
                 "max_tokens": self.max_tokens,
                 "stop": self.stop_sequences,
-                "tools": [tool.for_chat() for tool in self.tools],
+                "tools": [
+                    function
+                    for tool, function in offered
+                    if tool.name not in deferred or "in_message" in function
+                ],
                 "tool_choice": choice,
                 "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
                 "response_format": _response_format(

@@ -13,7 +13,7 @@ from app.api.body import Posted, Tagged
 from app.api.errors import ApiError
 from app.api.sampling import MOST_LISTED
 from app.api.schemas import ToolChoice
-from app.api.translated import refuse
+from app.api.translated import defined, refuse
 
 _DEFAULT = "functions"  # OpenAI's name for what is in no namespace
 _LONGEST = 64  # characters of a name
@@ -48,6 +48,18 @@ class Offered:
         self.functions: list[dict[str, Any]] = []
         self._names: dict[tuple[str, str], str] = {}  # by namespace and name
         self._calls: dict[str, dict[str, Any]] = {}  # by the name that the model knows
+        self._offer_all(tools)
+
+    def define(self, tools: Iterable[Tool]) -> str:
+        """Offer what a search for tools found. Returns the definitions, for a message."""
+        n_listed = len(self.functions)
+        self._offer_all(tools)
+        for function in self.functions[n_listed:]:
+            function["in_message"] = True
+        found = Offered(tools).functions
+        return "\n".join(defined(each) for each in found if "function" in each)
+
+    def _offer_all(self, tools: Iterable[Tool]) -> None:
         for tool in tools:
             if tool.type != "namespace":
                 self._offer(tool)
@@ -85,11 +97,6 @@ class Offered:
             "strict": tool.strict,
         }
         self.functions.append({"type": "function", "function": function})
-
-    @property
-    def names(self) -> list[str]:
-        """What the model can call."""
-        return [*self._calls]
 
     def name(self, namespace: str, name: str) -> str:
         """The name under which the model knows a tool, or would."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
@@ -178,7 +179,7 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
             told.tool_calls = told.tool_calls or []
             told.tool_calls.append(call)
         elif item.type == "tool_search_output":
-            found = ", ".join(Offered(item.tools).names) or "No tools were found."
+            found = tools.define(item.tools) or "No tools were found."
             messages.append(Message(role="tool", tool_call_id=item.call_id, content=found))
         elif item.type != "additional_tools":
             messages.append(Message(role="tool", tool_call_id=item.call_id, content=item.output))
@@ -195,7 +196,8 @@ def routes(service: Service) -> APIRouter:
         if asked.previous_response_id is not None:
             before = history.get(asked.previous_response_id, memory_of(http)).items
             items = [*map(Item.model_validate, before), *items]
-        return items, Offered([*asked.tools, *(tool for item in items for tool in item.tools)])
+        given = [item.tools for item in items if item.type != "tool_search_output"]
+        return items, Offered(chain(asked.tools, *given))
 
     @router.post("/v1/responses")
     @router.post("/responses")

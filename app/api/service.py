@@ -172,7 +172,7 @@ class Service:
         finding them."""
         n_ctx, longest = self.model().n_ctx, self.facts.longest
         texts = [part for part in request.prompt if isinstance(part, str)]
-        given = request.messages, request.tools, request.template_kwargs, texts
+        given = request.messages, request.listed_tools, request.template_kwargs, texts
         n_tokens = max(n_characters(given), n_characters(request.prediction)) // max(1, longest)
         n_tokens += sum(isinstance(part, int) for part in request.prompt)
         n_tokens = max(n_tokens, len(request.messages))  # each has marks around it

@@ -53,6 +53,14 @@ def chat_completion(fields: Mapping[str, Any]) -> ChatCompletion:
         raise RequestValidationError(error.errors()) from None
 
 
+def defined(tool: dict[str, Any]) -> str:
+    """The definition of a chat completion's tool, for a message. The tool is marked, so that the
+    prompt's beginning, with the list of tools, stays as it was before and in the cache."""
+    tool["in_message"] = True
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return f"<function>{dumps(function)}</function>"
+
+
 def refuse(field: str, why: str) -> ApiError:
     """The error for a field that would change the reply and is not supported."""
     return ApiError(f"{field} is not supported: {why}", param=field)

@@ -134,7 +134,8 @@ class ChatRequest:
     logprobs    how many of the likeliest tokens to give with each token; None: no probabilities
     post_sampling  give the probabilities that tokens are drawn with, instead of the model's
     strict      whether no part of the reply's JSON schema may be left out
-    tools       functions that the model may call, as in OpenAI's API
+    tools       functions that the model may call, as in OpenAI's API; those with ``in_message`` are
+                defined in a message
     tool_choice  ``auto``, ``none``, ``required``, a function or ``allowed_tools``, as in OpenAI's
                 API
     parallel_tool_calls  whether it may call several
@@ -182,6 +183,11 @@ class ChatRequest:
     predict_seconds: float = 0.0
     n_indent: int = 0
     record: bool = False
+
+    @property
+    def listed_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the template lists, at the prompt's beginning."""
+        return tuple(tool for tool in self.tools if not tool.get("in_message"))
 
 
 @dataclass(frozen=True)

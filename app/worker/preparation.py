@@ -196,7 +196,7 @@ def _chat_prompt(
 def _chat_options(engine: Engine, request: ChatRequest) -> ChatOptions:
     return {
         "thinking": request.thinking if engine.has_thinking_switch else None,
-        "tools": request.tools,
+        "tools": request.listed_tools,
         "template_kwargs": request.template_kwargs,
         "continue_last": request.continue_last,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anthropic import Anthropic, APIStatusError, BadRequestError, InternalServerError
 
-from app.worker.messages import Failed, Tokens, Waiting
+from app.worker.messages import ChatRequest, Failed, Tokens, Waiting
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
 
@@ -233,6 +233,51 @@ def test_a_request_becomes_a_chat_completion(client: Anthropic, backend: FakeBac
     assert asked.tool_choice["function"] == {"name": "rain"}
     assert not asked.parallel_tool_calls
     assert (asked.max_tokens, asked.stop, asked.sampling["top_k"]) == (9, ("END",), 5)
+
+
+def test_a_deferred_tool_is_defined_where_a_search_finds_it(
+    client: Anthropic, backend: FakeBackend
+) -> None:
+    def asked(tools: Any, messages: Any) -> ChatRequest:
+        backend.script = [[done()]]
+        client.messages.create(model="any", max_tokens=9, tools=tools, messages=messages)
+        return backend.requests[-1]
+
+    def names(tools: Any) -> list[str]:
+        return [tool["function"]["name"] for tool in tools]
+
+    schema = {"type": "object", "properties": {"é": {}}}
+    search: Any = {"name": "Search", "input_schema": {}}
+    write: Any = {"name": "Write", "input_schema": {}}
+    late = {"input_schema": schema, "description": "d", "defer_loading": True}
+    fetch, other = ({"name": name, **late} for name in ("Fetch", "Other"))
+    told: Any = [{"type": "text", "text": "# Environment\nLinux"}]
+    first = asked([search, other, write], [*HELLO, {"role": "system", "content": told}])
+    assert names(first.tools) == ["Search", "Write"]
+
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("Fetch", "Write", "Gone")]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": found}
+    after = [
+        *HELLO,
+        {"role": "system", "content": "# Environment\nLinux"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "1", "name": "Search", "input": {}}],
+        },
+        {"role": "user", "content": [result, {"type": "text", "text": "Tool loaded."}]},
+    ]
+    second = asked([search, fetch, other, write], after)
+    assert names(second.tools) == ["Search", "Fetch", "Write"]
+    assert second.messages[3]["content"] == (
+        '<function>{"name":"Fetch","description":"d","parameters":'
+        '{"type":"object","properties":{"é":{}}}}</function>\n'
+        "The tool Write can be called.\nThe tool Gone can be called."
+    )
+    assert second.listed_tools == first.listed_tools == first.tools
+    assert second.messages[:2] == first.messages
+
+    elsewhere = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    assert names(asked([elsewhere, fetch, write], HELLO).listed_tools) == ["Fetch", "Write"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ ITEMS = [
     {"type": "function_call", "call_id": "1", "name": "f", "namespace": "n", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "x"},
     {"type": "custom_tool_call", "call_id": "2", "name": "c", "input": "x"},
-    {"type": "tool_search_output", "call_id": "3", "tools": [SPACE]},
+    {"type": "tool_search_output", "call_id": "3", "tools": [{"type": "function", "name": "g"}]},
     {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "c"}]},
     {"role": "user", "content": "b"},
 ]

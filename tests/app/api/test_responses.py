@@ -282,14 +282,15 @@ def test_codex_tools_are_offered_called_and_read_again(
     again = [*before, *(item.to_dict() for item in whole.output), *outputs]
     client.responses.create(**asked, input=again, tool_choice={"type": "function", "name": "query"})
     request = backend.requests[-1]
-    assert request.tools[:4] == offered and len(request.tools) == 5
+    assert request.listed_tools == offered and len(request.tools) == 5
     assert isinstance(request.tool_choice, dict)
     assert request.tool_choice["function"] == {"name": "mcp__db__query"}
     functions = [call["function"] for call in request.messages[1]["tool_calls"]]
     read = [(each["name"], object_of(each["arguments"])) for each in functions]
     assert read == [(name, json.loads(arguments)) for name, arguments in made]
     results = [message["content"] for message in request.messages[2:]]
-    assert results == ["1", "done", "mcp__db__query"]
+    query = '{"name":"mcp__db__query","description":"Files.\\n\\nReads.","parameters":{}}'
+    assert results == ["1", "done", f"<function>{query}</function>"]
 
 
 def test_names_of_tools_in_namespaces_are_short_and_no_two_are_equal() -> None:
@@ -304,7 +305,8 @@ def test_names_of_tools_in_namespaces_are_short_and_no_two_are_equal() -> None:
         {"name": "a__b__c"},
     ]
     offered = Offered(Tool.model_validate(tool) for tool in [long, *same])
-    assert len(set(offered.names)) == 5 and max(map(len, offered.names)) == 64
+    names = [tool["function"]["name"] for tool in offered.functions]
+    assert len(names) == len(set(names)) == 5 and max(map(len, names)) == 64
     pairs = [("a" * 40, "c" * 40), ("a__b", "c"), ("a", "b__c"), ("", "a__b__c")]
     for namespace, name in pairs:
         call = offered.call(offered.name(namespace, name))

@@ -139,7 +139,7 @@ def test_a_message_uses_a_tool_and_takes_its_result(anthropic: Anthropic) -> Non
         if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
     ]
     assert json.loads("".join(parts)) == call.input
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
     messages = [
         *HELLO,
         {"role": "assistant", "content": whole.content},
@@ -154,6 +154,18 @@ def test_a_message_uses_a_tool_and_takes_its_result(anthropic: Anthropic) -> Non
     n_tokens = anthropic.messages.count_tokens(**plain).input_tokens
     reply = anthropic.messages.create(**plain, max_tokens=1).usage
     assert n_tokens == reply.input_tokens + (reply.cache_read_input_tokens or 0)
+
+    late = {"name": "late", "description": "d", "input_schema": {}, "defer_loading": True}
+    late_choice: Any = {"type": "tool", "name": "late"}
+    result["content"] = [{"type": "tool_reference", "tool_name": "late"}]
+    after |= {"tools": [late, tool]}
+    found = anthropic.messages.create(**after, max_tokens=1, tool_choice=late_choice)
+    n_tokens = found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0)
+    definition = '<function>{"name":"late","description":"d","parameters":{}}</function>'
+    result["content"] = definition
+    assert n_tokens == anthropic.messages.count_tokens(**after).input_tokens
+    after |= {"tools": [tool]}
+    assert n_tokens == anthropic.messages.count_tokens(**after).input_tokens
 
 
 def test_vectors_come_as_floats_or_base64_and_for_each_input(
