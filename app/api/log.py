@@ -57,7 +57,8 @@ class Call:
         """Print the line of a request that has ended, if anybody wants to know of it."""
         is_quiet = any(part in self._name for part in _PAGE)
         is_look = not self._name.startswith("POST ")
-        if self.status < (500 if is_quiet else 400) and (is_quiet or is_look):
+        is_asking = is_look and self.status == 503  # whether the model is loaded
+        if is_asking or self.status < (500 if is_quiet else 400) and (is_quiet or is_look):
             return
         status = self.status or "no answer"
         say(f"{self._name} {status}: {'; '.join([*self._figures(), *self._ending()])}")

@@ -107,7 +107,7 @@ def test_each_agent_works_with_a_small_model(agent: str, real: str, tmp_path: Pa
 def _tokens(address: str) -> tuple[int, int]:
     """The prompt tokens that were read so far, and those from the cache."""
     with urlopen(f"{address}/metrics") as answer:
-        figures = dict(re.findall(r"^(\w+) (\S+)$", answer.read().decode(), re.M))
+        figures = dict(re.findall(r"^([\w:]+) (\S+)$", answer.read().decode(), re.M))
     names = "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"
     read, cached = (int(float(figures[name])) for name in names)
     return read, cached
