@@ -91,7 +91,8 @@ def _written(found: Sequence[Done]) -> str:
     seconds = sum(one.decode_seconds + one.first_seconds for one in found)
     per_second = rate(n_tokens, sum(bool(one.n_tokens) for one in found), seconds)
     speed = f" at {per_second:.1f}/s" if per_second else ""
-    return f"{n_tokens:,} tokens{speed}, {100 * n_accepted // max(1, n_tokens)}% drafted"
+    unit = "token" if n_tokens == 1 else "tokens"
+    return f"{n_tokens:,} {unit}{speed}, {100 * n_accepted // max(1, n_tokens)}% drafted"
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
