@@ -115,7 +115,7 @@ class Turn(Posted):
                 calls.append({"id": block.id, "type": "function", "function": function})
             elif block.type != "redacted_thinking":  # nobody here can read it
                 parts.append(block.part(deferred))
-        if parts or calls or not results:
+        if parts or calls or not (results or self.role == "system"):
             results.append(Message(role=self.role, content=parts, tool_calls=calls or None))
         return results
 

@@ -252,7 +252,8 @@ def test_a_deferred_tool_is_defined_where_a_search_finds_it(
     late = {"input_schema": schema, "description": "d", "defer_loading": True}
     fetch, other = ({"name": name, **late} for name in ("Fetch", "Other"))
     told: Any = [{"type": "text", "text": "# Environment\nLinux"}]
-    first = asked([search, other, write], [*HELLO, {"role": "system", "content": told}])
+    empty: Any = {"role": "system", "content": []}
+    first = asked([search, other, write], [*HELLO, {"role": "system", "content": told}, empty])
     assert names(first.tools) == ["Search", "Write"]
 
     found = [{"type": "tool_reference", "tool_name": name} for name in ("Fetch", "Write", "Gone")]
