@@ -58,7 +58,7 @@ class Call:
         is_quiet = any(part in self._name for part in _PAGE)
         is_look = not self._name.startswith("POST ")
         is_asking = is_look and self.status == 503  # whether the model is loaded
-        if is_asking or self.status < (500 if is_quiet else 400) and (is_quiet or is_look):
+        if is_asking or (self.status < (500 if is_quiet else 400) and (is_quiet or is_look)):
             return
         status = self.status or "no answer"
         say(f"{self._name} {status}: {'; '.join([*self._figures(), *self._ending()])}")
