@@ -314,7 +314,7 @@ class Scheduler:
         start = perf_counter()
         step(writing, self._batch, pieces, max_rows=max_rows, watch=self._watch)
         n_rows = sum([len(rows) for rows in pieces.values()])
-        if self._batch.cost is not None and n_rows >= _LEAST_ROWS and not writing:
+        if self._batch.cost is not None and n_rows >= _TILE and not writing:
             self._batch.cost.has_read(n_rows, perf_counter() - start)
 
     def _watch(self, share: float) -> bool:
@@ -408,7 +408,9 @@ def _in_time(cost: Cost | None, most: int, n_writing: int) -> int:
     if cost is None:
         return most
     seconds = _wait(n_writing) - cost.curve(0).at(n_writing)
-    return min(max(_LEAST_ROWS, int(seconds / cost.row_seconds)), most)
+    # Smaller pieces take more time for each row, and would seem to call for still smaller ones.
+    least = _LEAST_ROWS if n_writing else _TILE
+    return min(max(least, int(seconds / cost.row_seconds)), most)
 
 
 def _wait(n_writing: int) -> float:

@@ -169,6 +169,8 @@ def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     for seconds in (0.4, 0.8):  # 100 rows of prompts that were read count as they were
         cost.has_read(100, seconds)
     assert scheduler._chunk(few, 0) == int(1.0 / 0.006) == 166
+    cost.has_read(64, 6.4)  # while others took the processors
+    assert scheduler._chunk(few, 0) == 64
     monkeypatch.setitem(parallel.resources._kept, "cost", Cost(CostCurve.linear(0.001, 0.0001)))
     monkeypatch.setattr(parallel.context, "flash_attn", True)  # on a CPU: 63 rows in all
     assert scheduler._chunk(few, 2) == 60
