@@ -237,10 +237,10 @@ def test_a_text_uses_the_whole_context_if_no_other_needs_it(
         again = parallel.submit([5, 6, 7], method=method, sampling=sampling, max_tokens=half)
         assert again.run().finish_reason == "length"
     assert max(again.stats.rows_histogram) == 64
-    # Idle texts make room; two long ones share what there is.
+    # Idle texts make room; two long ones share what there is, until one of them ends.
     both = parallel.generate_batch(([8, 9], [9, 8]), method="ar", sampling=sampling)
     n_tokens = sorted(len(one.token_ids) for one in both)
-    assert n_tokens[0] >= n_ctx // 4 - 64 and sum(n_tokens) <= n_ctx
+    assert n_tokens[0] >= n_ctx // 4 - 64 and n_tokens[1] < n_ctx
 
 
 def test_a_prediction_is_that_of_its_own_text_alone(parallel: Engine) -> None:
