@@ -318,15 +318,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         what = (
             f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
         )
-        say(f"{what} (press Ctrl-C to stop)", sys.stdout)
-        if not flags.no_page and not flags.no_browser:
-            webbrowser.open(url)
         with suppress(KeyboardInterrupt):
+            say(f"{what} (press Ctrl-C to stop)", sys.stdout)
+            if not flags.no_page and not flags.no_browser:
+                webbrowser.open(url)
             while True:  # Ctrl-C does not interrupt waiting for an event on Windows or with musl
                 time.sleep(3600)
         return 0
     finally:
         is_ending.set()
+        say("", sys.stdout, end="")  # what an interrupt left unwritten must not fail the exit
         # The server ends with the process and does not wait for open pages. From here on Ctrl-C
         # ends the process whatever its threads do.
         if is_main_thread:
