@@ -355,9 +355,9 @@ def interrupt() -> None:
 def test_ctrl_c_ends_a_load_and_leaves_no_model(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    def here() -> tuple[list[Model], list[threading.Thread]]:
-        threads = [one for one in threading.enumerate() if one.name == "engine"]
-        return [one for one in model_module._open if not one.is_closed], threads
+    def here() -> tuple[set[Model], set[threading.Thread]]:
+        threads = {one for one in threading.enumerate() if one.name == "engine"}
+        return {one for one in model_module._open if not one.is_closed}, threads
 
     def found(name: object) -> Path:
         if when == "download":
