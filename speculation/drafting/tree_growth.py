@@ -1,15 +1,17 @@
-"""Grows draft trees level by level, for draft models and autoregressive heads.
+"""Grows draft trees, best paths first, or level by level with a decode of the draft for each.
 
-Take the likeliest tokens after each node of a level, decode the most promising of them, repeat.
-``grow`` follows the draft's confidence, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858);
-``grow_static`` uses a shape fixed by ranks, as in EAGLE (Li et al. 2024, arXiv 2401.15077). Both
-are coroutines. Pure except for the decode function passed in.
+Level by level: take the likeliest tokens after each node of a level, decode the most promising of
+them, repeat. ``grow`` follows the draft's confidence, as in EAGLE-2 (Li et al. 2024, arXiv
+2406.16858); ``grow_static`` uses a shape fixed by ranks, as in EAGLE (Li et al. 2024, arXiv
+2401.15077). Both are coroutines. Pure except for the decode function passed in.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -53,6 +55,37 @@ Children = Callable[[Candidates, int, Floats], list[Candidate]]
 Top = Callable[[Floats, int], list[tuple[int, float]]]
 # (parents as indexes into the previous level, tokens) -> scores of the decoded level
 Level = Callable[[Sequence[int], Sequence[int]], Coroutine[Scores]]
+
+
+def grow_best_first(
+    tree: TokenTree,
+    successors: Callable[[int], Sequence[tuple[int, float]]],
+    n_nodes: int,
+    floor: float = 0.0,
+) -> None:
+    """Add up to ``n_nodes`` drafts, always the one with the likeliest path, which is ``floor`` at
+    least.
+
+    ``successors`` has the tokens that may follow a node, with their acceptance probabilities,
+    likeliest first.
+    """
+    # Of each node only the likeliest successor that is left, by its path probability; ages break
+    # ties: (-path_prob, age, parent, successors, index, the parent's path probability).
+    heap: list[tuple[float, int, int, Sequence[tuple[int, float]], int, float]] = []
+    ages = count()
+
+    def push(parent: int, siblings: Sequence[tuple[int, float]], i: int, parent_prob: float) -> None:
+        if i < len(siblings) and (path_prob := parent_prob * siblings[i][1]) >= floor:
+            heapq.heappush(heap, (-path_prob, next(ages), parent, siblings, i, parent_prob))
+
+    push(0, successors(0), 0, 1.0)
+    while heap and n_nodes > 0:
+        negative, _, parent, siblings, i, parent_prob = heapq.heappop(heap)
+        push(parent, siblings, i + 1, parent_prob)
+        token, prob = siblings[i]
+        node = tree.add(parent, token, prob=prob)
+        push(node, successors(node), 0, -negative)
+        n_nodes -= 1
 
 
 def grow(

@@ -1,6 +1,6 @@
 """Token recycling: drafts from the target's own earlier predictions after each token.
 
-A bigram table has, for every token, the k likeliest successors from the last row with that token.
+A bigram table has, for every token, the likeliest successors from the last row with that token.
 They are free, because the target computes them anyway. Each step grows a tree through the table
 from the text's last token, best path first, and updates the table from its rows. Luo et al. 2024,
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling",
@@ -11,34 +11,36 @@ vocabulary.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import exp
 
 from batching.errors import check_ranges
-from batching.tree import TokenTree
-from speculation.bigrams import BigramTable, load_bigrams
+from batching.logits import highest
+from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, by_probability, of_probability
 from speculation.drafting.resources import Resources
+from speculation.drafting.tree_growth import grow_best_first
 
 # A successor was likely after another text, so it is accepted less often than its probability.
 PRIORS = by_probability(-0.6, 0.85)
+_N_NEXT = 8  # successors kept of a token
+
+BigramTable = dict[int, list[tuple[int, float]]]  # token -> successors and their probabilities
 
 
 @dataclass(frozen=True)
 class RecyclingParams:
-    """The size of the tree, and how the table is updated.
+    """The size of the tree.
 
     nodes   draft tokens in a tree
     depth   longest path
-    warm    start with the table supplied with the model, if any
     """
 
     nodes: int = 39
     depth: int = 6
-    warm: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, (("nodes", 1, 63), ("depth", 1, 32)))
@@ -48,61 +50,54 @@ class Recycling(Drafter):
     """Drafts a tree from the bigram table each step."""
 
     def __init__(
-        self, params: RecyclingParams, table: BigramTable, acceptance: Acceptance | None = None
+        self,
+        params: RecyclingParams,
+        table: BigramTable | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         """``table`` may be shared with earlier texts."""
         self.params = params
         self.requires = Requirements(logits=True, branches=min(params.nodes, 60))
-        self._table = table
+        self._table: BigramTable = {} if table is None else table
         self._acceptance = acceptance or Acceptance(PRIORS)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        """Grow the tree best-first: repeatedly add the successor with the likeliest path.
-
-        Only the likeliest unused successor of each node is in the heap.
-        """
-        floor, depth = budget.min_path_prob, self.params.depth
-        n_left = min(self.params.nodes, budget.room(tree))
-        successors, push, pop = self._table.of, heapq.heappush, heapq.heappop
+        # A likelier successor must not count for less, or the best path is not found first.
         accepted = list(accumulate(map(self._acceptance.prob, range(N_STRENGTHS)), max))
-        # (-path prob, age to break ties, parent, its successors, index, the parent's path prob)
-        heap: list[tuple[float, int, int, list[tuple[int, float]], int, float]] = []
-        age = 0
-        node, node_prob, children = 0, 1.0, successors(tree.tokens[0])
-        while True:
-            if children and tree.depths[node] < depth:
-                path_prob = node_prob * accepted[of_probability(children[0][1])]
-                if path_prob >= floor:
-                    push(heap, (-path_prob, age, node, children, 0, node_prob))
-                    age += 1
-            if n_left <= 0 or not heap:
-                return
-            negative, _, parent, siblings, i, parent_prob = pop(heap)
-            token, node_prob = siblings[i][0], -negative
-            node = tree.add(parent, token, prob=node_prob / parent_prob)
-            n_left -= 1
-            children = successors(token)
-            if i + 1 < len(siblings):
-                path_prob = parent_prob * accepted[of_probability(siblings[i + 1][1])]
-                if path_prob >= floor:
-                    push(heap, (-path_prob, age, parent, siblings, i + 1, parent_prob))
-                    age += 1
+
+        def successors(node: int) -> list[tuple[int, float]]:
+            if tree.depths[node] >= self.params.depth:
+                return []
+            found = self._table.get(tree.tokens[node], ())
+            return [(token, accepted[of_probability(prob)]) for token, prob in found]
+
+        n_nodes = min(self.params.nodes, budget.room(tree))
+        grow_best_first(tree, successors, n_nodes, budget.min_path_prob)
 
     def observe(self, step: Step) -> None:
         tree, table = step.tree, self._table
         for node, token in zip(step.path, step.tokens, strict=True):
-            for successor, p in table.of(tree.tokens[node])[:2]:
-                self._acceptance.learn(of_probability(p), accepted=successor == token)
+            for successor, prob in table.get(tree.tokens[node], ())[:2]:
+                self._acceptance.learn(of_probability(prob), accepted=successor == token)
         for node in step.path:
-            table.learn(tree.tokens[node], step.output.logits(node))
+            table[tree.tokens[node]] = likeliest(step.output.logits(node))
+
+
+def likeliest(logits: Floats) -> list[tuple[int, float]]:
+    """The top tokens of a row's logits, (n_vocab,), likeliest first, with their probabilities.
+
+    At most eight, and none more than 3,000 times less likely than the first. Probabilities are
+    normalised over these alone, which saves a softmax over the vocabulary.
+    """
+    tokens, values = highest(logits, _N_NEXT)
+    found = sorted(zip(values.tolist(), tokens.tolist(), strict=True), reverse=True)
+    weights = [exp(value - found[0][0]) for value, _ in found]
+    total = sum(weights)
+    return [(token, weight / total) for (_, token), weight in zip(found, weights, strict=True)]
 
 
 def _make(params: RecyclingParams, resources: Resources) -> Recycling:
-    model = resources.model
-    if params.warm and model is not None:
-        table = resources.keep("bigrams", lambda: load_bigrams(model))
-    else:
-        table = resources.keep("cold bigrams", BigramTable)
+    table: BigramTable = resources.keep("bigrams", dict)
     return Recycling(params, table, resources.acceptance("recycling", PRIORS))
 
 
