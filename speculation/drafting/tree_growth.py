@@ -74,7 +74,9 @@ def grow_best_first(
     heap: list[tuple[float, int, int, Sequence[tuple[int, float]], int, float]] = []
     ages = count()
 
-    def push(parent: int, siblings: Sequence[tuple[int, float]], i: int, parent_prob: float) -> None:
+    def push(
+        parent: int, siblings: Sequence[tuple[int, float]], i: int, parent_prob: float
+    ) -> None:
         if i < len(siblings) and (path_prob := parent_prob * siblings[i][1]) >= floor:
             heapq.heappush(heap, (-path_prob, next(ages), parent, siblings, i, parent_prob))
 

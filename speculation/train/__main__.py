@@ -11,7 +11,7 @@ from speculation.system.console import FAILED, run_command
 from speculation.train import commands
 
 DESCRIPTION = """\
-Train drafting heads or a draft model for a GGUF model, the target. See docs/training.md.
+Train drafting heads for a GGUF model, the target. See docs/training.md.
 
 The target reads the data; its hidden states and choices are stored in a folder. Training learns
 from them and measures the result on held-out texts. Ctrl-C while the target reads loses nothing:

@@ -26,7 +26,6 @@ from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.files import digest, require_distinct, require_writable
 from speculation.train import require_packages, states
 from speculation.train.params import (
-    DraftTraining,
     EagleTraining,
     MedusaTraining,
     ReDrafterTraining,
@@ -49,19 +48,17 @@ KINDS = {
     "medusa": Kind("Medusa heads", MedusaTraining),
     "redrafter": Kind("a ReDrafter head", ReDrafterTraining),
     "eagle": Kind("an EAGLE head", EagleTraining),
-    "draft": Kind("a draft model", DraftTraining),
 }
 
 
 def _trainer(kind: str) -> type[Trainer[Any]]:
     """Imported when needed, since the trainers import PyTorch."""
-    from speculation.train import draft, eagle, medusa, redrafter
+    from speculation.train import eagle, medusa, redrafter
 
     trainers: dict[str, type[Trainer[Any]]] = {
         "medusa": medusa.MedusaTrainer,
         "redrafter": redrafter.ReDrafterTrainer,
         "eagle": eagle.EagleTrainer,
-        "draft": draft.DraftTrainer,
     }
     return trainers[kind]
 

@@ -1,5 +1,4 @@
-"""The decoder layer of EAGLE heads and of draft models in PyTorch, and the heads' multi-pass
-training.
+"""The decoder layer of EAGLE heads in PyTorch, and their training in several passes.
 
 The layer computes what llama.cpp computes for one ``llama`` layer: RMSNorm, rotary embeddings on
 interleaved pairs, grouped-query attention, SwiGLU. Parameters have llama.cpp's names.
@@ -15,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -198,46 +195,6 @@ class Eagle3Module(nn.Module):
     def tensors(self) -> dict[str, Floats]:
         found = arrays_of(self)
         found["fc.weight"] = found["fc.weight"] / self.sizes.cpu().numpy()
-        return found
-
-
-class DraftModule(nn.Module):
-    """A draft model of plain Llama layers: tokens (rows, time) -> states (rows, time, width)."""
-
-    def __init__(
-        self,
-        shape: EagleShape,
-        n_layers: int,
-        embeddings: Tensor,
-        tokens: npt.NDArray[np.int32] | None = None,
-    ) -> None:
-        """``embeddings``, (n_vocab, width), are those to begin with; ``tokens`` are the rows of the
-        output matrix that are trained, None = all."""
-        super().__init__()
-        n = shape.n_embd
-        self._tokens = tokens
-        self.token_embd = nn.Embedding(len(embeddings), n)
-        self.blk = nn.ModuleList(Layer(shape, n) for _ in range(n_layers))
-        self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
-        own = embeddings if tokens is None else embeddings[tokens]
-        self.output = nn.Linear(n, len(own), bias=False)
-        with torch.no_grad():
-            self.token_embd.weight.copy_(embeddings)
-            self.output.weight.copy_(own)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token_embd(tokens)
-        for layer in self.blk:
-            x = layer(layer.attn_norm(x), x, [])
-        return self.output_norm(x)
-
-    def tensors(self) -> dict[str, Floats]:
-        """The parameters by llama.cpp's names; rows of ``output`` that were not trained are 0."""
-        found = arrays_of(self)
-        if self._tokens is not None:
-            output = np.zeros_like(found["token_embd.weight"])
-            output[self._tokens] = found["output.weight"]
-            found["output.weight"] = output
         return found
 
 

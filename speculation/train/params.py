@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter, check_ranges
 from batching.llama.model import Model
-from speculation.heads.eagle import EagleShape
 
 FILE_TYPES = ("f32", "f16", "q8_0")
-_HEAD_SIZE = 64  # of a draft model's attention heads
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ class EagleTraining(TrainingParams):
                 ("noise", 0.0, 10.0),
             ),
         )
-        _check_kind(self.kind)
+        if self.kind not in FILE_TYPES:
+            raise InvalidParameter(f"kind is {self.kind!r}; give one of {', '.join(FILE_TYPES)}")
         if self.layers and not self.eagle3:
             raise InvalidParameter(
                 "--layers is for EAGLE-3 only; add --eagle3 or leave --layers out"
@@ -145,40 +144,3 @@ class EagleTraining(TrainingParams):
                 )
         model.check_layer_inputs(layers)
         return layers
-
-
-@dataclass(frozen=True)
-class DraftTraining(TrainingParams):
-    """Parameters of draft model training.
-
-    width   width of the model, a multiple of 64
-    layers  number of layers
-    ff      width of the feed-forward blocks, a multiple of 32; 0 = 3 times the width
-    kind    tensor type of the matrices: f32, f16 or q8_0
-    """
-
-    vocab: int = 8192
-    rate: float = 2e-3
-    width: int = 192
-    layers: int = 4
-    ff: int = 0
-    kind: str = "q8_0"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, (("width", _HEAD_SIZE, 2**16), ("layers", 1, 64), ("ff", 0, 2**20)))
-        for name, value, size in (("width", self.width, _HEAD_SIZE), ("ff", self.ff, 32)):
-            if value % size:
-                raise InvalidParameter(f"{name} is {value}; give a multiple of {size}")
-        _check_kind(self.kind)
-
-    @property
-    def shape(self) -> EagleShape:
-        """The shape of each layer."""
-        n_head = self.width // _HEAD_SIZE
-        return EagleShape(self.width, n_head, n_head, self.ff or 3 * self.width)
-
-
-def _check_kind(kind: str) -> None:
-    if kind not in FILE_TYPES:
-        raise InvalidParameter(f"kind is {kind!r}; give one of {', '.join(FILE_TYPES)}")

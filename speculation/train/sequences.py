@@ -67,17 +67,13 @@ def labels_of(states: States, n_heads: int) -> Ints:
 class Batch:
     """Sequences, padded at their ends, as tensors. A position stands for a token.
 
-    tokens      (sequences, time)
-    embeddings  embeddings of the tokens, (sequences, time, n_embd)
+    embeddings  of the tokens, (sequences, time, n_embd)
     before      target states one token earlier, a head's input, (sequences, time, width)
     after       target states at the tokens, what is learnt, (sequences, time, n_embd)
     choices     the target's greedy choice after each token, (sequences, time)
     mask        positions that count in the loss, (sequences, time)
-
-    embeddings and before are None for a draft model, which reads neither.
     """
 
-    tokens: Any
     embeddings: Any
     before: Any
     after: Any
@@ -96,13 +92,10 @@ class Sequences:
     """The sequences of a collection, as batches on the training device."""
 
     def __init__(
-        self,
-        states: States,
-        device: str,
-        embeddings: Floats | None = None,
-        read: npt.NDArray[np.float16] | None = None,
+        self, states: States, device: str, embeddings: Floats, read: npt.NDArray[np.float16]
     ) -> None:
-        """``read``, (n, width), are the target states that a head takes as input.
+        """``embeddings``, (n_vocab, n_embd), and target states ``read``, (n, width), are what a
+        head takes as input.
 
         A head's position reads the state before its token, so a sequence's first token has none.
         """
@@ -110,8 +103,7 @@ class Sequences:
         self._device = device
         self._embeddings = embeddings
         self._read = read
-        first = 0 if read is None else 1
-        self._starts = np.minimum(np.append(0, states.ends[:-1]) + first, states.ends)
+        self._starts = np.minimum(np.append(0, states.ends[:-1]) + 1, states.ends)
         # A position counts if its token is followed by one to train on.
         self._mask = np.append(states.span_end[1:] > 0, False)
         self._mask[states.ends - 1] = False
@@ -131,16 +123,11 @@ class Sequences:
         return usable[:n_train], usable[n_train:]
 
     def batch(self, sequences: Sequence[int]) -> Batch:
-        states, embeddings, before = self._states, None, None
+        states = self._states
         tokens = self._padded(sequences, states.tokens, np.int64)
-        if self._embeddings is not None:
-            embeddings = self._tensor(self._embeddings[tokens])
-        if self._read is not None:
-            before = self._tensor(self._padded(sequences, self._read, np.float32, shift=1))
         return Batch(
-            self._tensor(tokens),
-            embeddings,
-            before,
+            self._tensor(self._embeddings[tokens]),
+            self._tensor(self._padded(sequences, self._read, np.float32, shift=1)),
             self._tensor(self._padded(sequences, states.hidden, np.float32)),
             self._tensor(self._padded(sequences, states.choices, np.int64)),
             self._tensor(self._padded(sequences, self._mask, np.bool_)),

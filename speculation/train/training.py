@@ -141,24 +141,16 @@ def rate_at(step: int, n_steps: int) -> float:
     return _FINAL_RATE + (1 - _FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def distribution_loss(
-    ours: Tensor, output: Tensor, wanted: Tensor, matrix: Tensor, n_zero: int = 0
-) -> Tensor:
-    """Mean cross-entropy of our logits, ``ours @ output.T``, with the target's distribution,
+def distribution_loss(ours: Tensor, wanted: Tensor, matrix: Tensor) -> Tensor:
+    """Mean cross-entropy of our logits, ``ours @ matrix.T``, with the target's distribution,
     softmax of ``wanted @ matrix.T``.
 
-    States are (n, width), output matrices (n_drafted, width), each with widths of its own. We have
-    ``n_zero`` more logits, which are 0; the target has none of these tokens.
+    States are (n, n_embd), the output matrix is (n_drafted, n_embd).
     """
 
     def of(ours: Tensor, wanted: Tensor) -> Tensor:
         p = (wanted @ matrix.T).softmax(dim=1)
-        logits = ours @ output.T
-        if not n_zero:
-            return torch.nn.functional.cross_entropy(logits, p, reduction="sum")
-        zeros = torch.full_like(logits[:, :1], math.log(n_zero))
-        n_all = torch.cat([logits, zeros], dim=1).logsumexp(dim=1)
-        return (n_all - (p * logits).sum(dim=1)).sum()
+        return torch.nn.functional.cross_entropy(ours @ matrix.T, p, reduction="sum")
 
     n = max(1, MAX_LOGITS // len(matrix))
     if len(ours) <= n:
@@ -172,12 +164,10 @@ class ChainTrainer(Trainer[P]):
 
     It learns the target's distribution after every token, at each depth of a chain of drafts.
 
-    depth   length of the chains it is trained on
-    n_zero  tokens outside the draft vocabulary whose logit is 0; other heads do not have them
+    depth  length of the chains it is trained on
     """
 
-    depth = 1
-    n_zero = 0
+    depth: int
 
     def __init__(
         self,
@@ -185,8 +175,8 @@ class ChainTrainer(Trainer[P]):
         states: States,
         target: Target,
         device: str,
-        embeddings: Floats | None = None,
-        read: npt.NDArray[np.float16] | None = None,
+        embeddings: Floats,
+        read: npt.NDArray[np.float16],
     ) -> None:
         """``embeddings`` and ``read`` are what the head takes as input, see ``Sequences``."""
         super().__init__(params, states, target, device)
@@ -202,13 +192,8 @@ class ChainTrainer(Trainer[P]):
         """Run a chain of ``depth`` tokens from every position in the mask.
 
         Yields for each token of the chains its positions, (n,), see ``Batch.places``, and the
-        inputs of the head's output matrix there, (n, width). Ends early if no position is left.
+        inputs of the output matrix there, (n, n_embd). Ends early if no position is left.
         """
-
-    @property
-    def output(self) -> Tensor:
-        """The head's output matrix, (n_drafted, width); by default the target's."""
-        return self.matrix
 
     def training_batch(self, items: list[int]) -> Batch:
         return self.data.batch(items)
@@ -223,7 +208,7 @@ class ChainTrainer(Trainer[P]):
 
     def step_loss(self, ours: Tensor, wanted: Tensor) -> Tensor:
         """The loss at one depth: our inputs of the output matrix, and the target's."""
-        return distribution_loss(ours, self.output, wanted, self.matrix, self.n_zero)
+        return distribution_loss(ours, wanted, self.matrix)
 
     def ranks(self) -> Ints:
         found = []
@@ -233,7 +218,7 @@ class ChainTrainer(Trainer[P]):
             ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
             for depth, (places, ours) in enumerate(self.chains(batch, N_DEPTHS)):
                 at = places.cpu().numpy()  # of chains that began ``depth`` positions earlier
-                logits = ours @ self.output.T
+                logits = ours @ self.matrix.T
                 ranks[at - depth, depth] = ranks_of(logits, choices[at], self.tokens)
             found.append(ranks[batch.mask[0].cpu().numpy()])
         return np.concatenate(found)

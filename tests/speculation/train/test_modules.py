@@ -1,4 +1,4 @@
-"""Training EAGLE's head and a draft model: their networks are llama.cpp's, and their data."""
+"""Training EAGLE's heads: their networks are llama.cpp's, and their data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.gguf.reader import GGUFFile
 from batching.llama.weights import Weights
-from batching.rows import text_rows
 from batching.tree import Floats
-from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
-from speculation.heads.file import HeadsInfo
 from speculation.train import TrainError
-from speculation.train.params import DraftTraining, EagleTraining
+from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
 from speculation.train.texts import Sample
 from tests.speculation.methods.test_eagle import reference
-from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -156,10 +152,9 @@ def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.Monk
     for most in (2**26, 2 * 9):
         monkeypatch.setattr(training, "MAX_LOGITS", most)
         ours = (states + 0.5).requires_grad_()
-        output = (matrix * 0.5).requires_grad_()
-        value = training.distribution_loss(ours, output, states, matrix)
+        value = training.distribution_loss(ours, states, matrix)
         value.backward()
-        found.append((value, ours.grad, output.grad))
+        found.append((value, ours.grad))
     assert made[0] == 7
     assert max(made[1:]) == 2
     for whole, parts in zip(*found, strict=True):
@@ -184,26 +179,22 @@ def test_a_layer_has_the_shape_of_the_targets_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "params", "reason"),
+    ("params", "reason"),
     [
-        (EagleTraining, {"passes": 9}, "passes is 9; give 1 to 8"),
-        (EagleTraining, {"kind": "q4_0"}, "kind is 'q4_0'; give one of f32, f16, q8_0"),
-        (DraftTraining, {"width": 100}, "width is 100; give a multiple of 64"),
-        (DraftTraining, {"ff": 100}, "ff is 100; give a multiple of 32"),
+        ({"passes": 9}, "passes is 9; give 1 to 8"),
+        ({"kind": "q4_0"}, "kind is 'q4_0'; give one of f32, f16, q8_0"),
     ],
 )
-def test_parameters_that_cannot_train_are_refused(
-    training: Any, params: dict[str, object], reason: str
-) -> None:
+def test_parameters_that_cannot_train_are_refused(params: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidParameter, match=reason):
-        training(**params)
+        EagleTraining(**params)
 
 
 def test_data_without_a_token_to_train_on_are_refused(tmp_path: Path) -> None:
     found = two_samples(tmp_path)
     found.span_end[:] = 0
     with pytest.raises(TrainError, match="the data has no token to train on"):
-        Sequences(found, "cpu").split(0.05)
+        Sequences(found, "cpu", np.zeros((9, 2), np.float32), found.hidden).split(0.05)
 
 
 @pytest.mark.parametrize(
@@ -246,49 +237,3 @@ def test_texts_shorter_than_the_passes_do_not_spoil_the_head(
     assert train("eagle", tiny_model, data, out, *flags) == 0
     assert "nan" not in capsys.readouterr().err
     assert np.isfinite(GGUFFile(out).tensor("fc.weight")).all()
-
-
-def test_the_trained_network_is_the_one_that_llama_cpp_runs(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    from speculation.train.draft import write_draft
-    from speculation.train.layer import DraftModule
-    from speculation.train.training import Target
-
-    with Engine.load(tiny_model, EXACT) as engine:
-        info = HeadsInfo.of_target("draft", engine.model)
-    n_vocab = info.n_vocab
-    params = DraftTraining(width=64, layers=2, ff=96, kind="f32")
-    generator = torch.Generator().manual_seed(0)
-    drafted = np.arange(5, n_vocab, 2)
-    module = DraftModule(
-        params.shape, 2, torch.randn(n_vocab, 64, generator=generator), drafted.astype(np.int32)
-    )
-    with torch.no_grad():
-        for parameter in module.parameters():  # what begins as 0 must count, too
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    path = tmp_path / "draft.gguf"
-    target = Target(info, Weights(tiny_model), np.zeros((0, 0), np.float32))
-    write_draft(path, params, module.tensors(), target)
-    tokens = [1, 7, 30, 12, 7, 99, 4]
-    with torch.inference_mode():
-        ours = module.output(module(torch.tensor([tokens]))[0])
-    with Engine.load(path, EXACT) as engine:
-        rows = text_rows(tokens, 0, [True] * len(tokens))
-        output = engine.context.decode(rows)
-        for row in range(len(tokens)):
-            theirs = output.logits(row)
-            np.testing.assert_allclose(theirs[drafted], ours[row], atol=1e-4)
-            assert not np.delete(theirs, drafted).any()
-
-
-def test_tokens_that_are_never_drafted_count_in_the_loss() -> None:
-    from speculation.train.training import distribution_loss
-
-    generator = torch.Generator().manual_seed(0)
-    ours, wanted = torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
-    output, matrix = torch.randn(6, 4, generator=generator), torch.randn(6, 3, generator=generator)
-    all_rows = torch.cat([output, torch.zeros(10, 4)])
-    p = torch.cat([(wanted @ matrix.T).softmax(dim=1), torch.zeros(5, 10)], dim=1)
-    whole = torch.nn.functional.cross_entropy(ours @ all_rows.T, p)
-    torch.testing.assert_close(distribution_loss(ours, output, wanted, matrix, 10), whole)

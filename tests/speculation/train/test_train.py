@@ -11,7 +11,7 @@ import pytest
 
 from batching.errors import InvalidParameter
 from speculation.engine import Engine
-from speculation.train.params import DraftTraining, EagleTraining, MedusaTraining, ReDrafterTraining
+from speculation.train.params import EagleTraining, MedusaTraining, ReDrafterTraining
 from speculation.train.ranks import (
     N_RANKS,
     NONE,
@@ -51,7 +51,7 @@ def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> Non
     assert held_out_start(found, 0.5) == 9
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
 @pytest.mark.train
 def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
@@ -97,9 +97,7 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "training", [MedusaTraining, ReDrafterTraining, EagleTraining, DraftTraining]
-)
+@pytest.mark.parametrize("training", [MedusaTraining, ReDrafterTraining, EagleTraining])
 def test_a_negative_seed_is_refused(training: type) -> None:
     with pytest.raises(InvalidParameter, match="seed is -1; give 0 to 4294967295"):
         training(seed=-1)
@@ -124,7 +122,6 @@ EAGLE = "eagle --epochs 60 --rate 0.005 --kind f32"
         (EAGLE, {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3}),
         (f"{EAGLE} --eagle3 --layers 1 2 3", {"eagle-3": 1.4}),
         (f"{EAGLE} --eagle3 --layers 1 2 3 --vocab 200", {"eagle-3": 1.4}),
-        ("draft --width 64 --layers 1 --vocab 200 --epochs 100", {"draft:p_min=0,p_path=0": 1.5}),
     ],
 )
 @pytest.mark.train
@@ -143,8 +140,7 @@ def test_drafts_of_what_was_trained_are_accepted(
     printed = capsys.readouterr().out
     for shown in ("accuracy of each choice", "tokens per step", f"{out}: "):
         assert shown in printed
-    draft_model, heads = (out, ()) if kind == "draft" else (None, out)
-    with Engine.load(target, EXACT, draft_model=draft_model, heads=heads) as engine:
+    with Engine.load(target, EXACT, heads=out) as engine:
         text = f"<s><|user|>{PROMPTS[0]}<|end|><|assistant|>"
         prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
         plain = engine.generate(prompt, method="ar", max_tokens=50).run()
@@ -176,7 +172,7 @@ def test_missing_requirements_are_reported_in_one_line(
     assert "one must be held out; give more" in one
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
 @pytest.mark.train
 def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
