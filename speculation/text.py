@@ -301,8 +301,8 @@ class Text:
         if self.request.logprobs is not None:
             if not isinstance(verifier, Match):
                 raise InvalidParameter(
-                    "logprobs are recorded as tokens are sampled, and with verify=rejection or "
-                    "verify=typical-lossy not every token is; use verify=match"
+                    "logprobs are recorded as tokens are sampled, and with verify=rejection not "
+                    "every token is; use verify=match"
                 )
             self._sampler = RecordingSampler(
                 sampler, self.request.logprobs, self.logprobs, after=self.request.post_sampling

@@ -7,8 +7,6 @@ random draw per token.
 
 ``Rejection`` is for drafts sampled from a distribution q. It preserves the target's distribution,
 but not the exact text that plain decoding would draw with the same seed.
-
-``Typical`` accepts drafts that the target finds likely enough. It preserves neither: it is lossy.
 """
 
 from __future__ import annotations
@@ -84,53 +82,6 @@ class Rejection:
                 bonus = draw(p, self._random)
                 sampler.accept(bonus)
                 return path, bonus
-
-
-class Typical:
-    """Accept every draft x with p(x) > min(epsilon, delta * exp(-entropy of p)). LOSSY.
-
-    Typical acceptance of Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3.1): if the target
-    is certain, a draft must be its choice; the higher the entropy, the more drafts are accepted.
-    The longest accepted path wins; ties go to the path whose first tokens are more likely. The
-    sampler then chooses the bonus token. p comes from the user's sampler; its penalties know the
-    text up to the root, but not the drafts on the path. At temperature 0 use ``Match``:
-    without penalties both accept the same, and only ``Match`` shows penalties the drafts before.
-    """
-
-    def __init__(self, epsilon: float, delta: float) -> None:
-        self._epsilon = epsilon
-        self._delta = delta
-
-    def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
-        path = self._longest(0, tree, tree.drafts(), output, sampler)
-        for node in path[1:]:
-            sampler.accept(tree.tokens[node])
-        return path, sampler.sample(output, path[-1])
-
-    def _longest(
-        self,
-        node: int,
-        tree: TokenTree,
-        below: dict[int, list[int]],
-        output: Output,
-        sampler: Sampler,
-    ) -> list[int]:
-        """The longest path of acceptable drafts below ``node``, including ``node``."""
-        best: list[int] = []
-        if node in below:
-            p = sampler.probabilities(output.logits(node))
-            least = min(self._epsilon, self._delta * float(np.exp(-_entropy(p))))
-            for child in sorted(below[node], key=lambda child: -p[tree.tokens[child]]):
-                if p[tree.tokens[child]] > least:
-                    path = self._longest(child, tree, below, output, sampler)
-                    best = path if len(path) > len(best) else best
-        return [node, *best]
-
-
-def _entropy(p: Floats) -> float:
-    """In nats."""
-    positive = p[p > 0]
-    return -float((positive * np.log(positive)).sum())
 
 
 def draw(p: Floats, random: np.random.Generator) -> int:

@@ -219,7 +219,7 @@ class SamplerChain:
         has_distribution = self._seed is not None or self._is_greedy
         if not has_distribution or self._random_links or self._constraint is not None:
             raise InvalidParameter(
-                "rejection and typical acceptance need a distribution, which mirostat, XTC, "
+                "verify=rejection needs a distribution, which mirostat, XTC, "
                 "grammars and JSON schemas do not provide; use verify=match with them"
             )
         ids, values = self._filtered(logits)

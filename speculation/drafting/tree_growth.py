@@ -21,7 +21,8 @@ from batching.logits import highest
 from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget
-from speculation.heads.tree import Path
+
+Path = tuple[int, ...]  # ranks: (0, 2) is the third choice below the first choice
 
 
 class Candidate(NamedTuple):

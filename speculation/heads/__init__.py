@@ -2,6 +2,5 @@
 
 Each kind of heads has a module, with its files. ``file`` has how files are recognised and what the
 formats of this project share, ``converted`` the checks of llama.cpp's formats; ``load`` loads
-files, ``arrays`` computes in NumPy or PyTorch, ``tree`` has the static trees of Medusa and EAGLE-1.
-Nothing here knows about drafters or texts.
+files. Nothing here knows about drafters or texts.
 """

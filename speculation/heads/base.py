@@ -23,6 +23,13 @@ from batching.together import Coroutine, done
 from batching.tree import Floats
 
 
+def silu(inner: Floats) -> Floats:
+    """x / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) is infinite where SiLU is zero
+        activated: Floats = inner / (1.0 + np.exp(-inner))
+    return activated
+
+
 class Head:
     """What the engine calls on a head. By default it has no context and keeps nothing of a text.
 

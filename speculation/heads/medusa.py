@@ -14,103 +14,60 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import HeadsError
 from batching.llama.model import Model
 from batching.tree import Floats
-from speculation.heads.arrays import Arrays, Choices, fastest_arrays
-from speculation.heads.base import Head
+from speculation.drafting.tree_growth import top_tokens, with_target_ids
+from speculation.heads.base import Head, silu
 from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
-from speculation.heads.tree import Path as TreePath
-from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
 
-DEFAULT_NODES = 15
-_N_RANKS = 10  # choices per head if the file has no measured accuracies
+N_CHOICES = 8  # of each head
+Choices = list[tuple[int, float]]  # tokens with their probabilities, likeliest first
 
 
 @dataclass(frozen=True)
 class MedusaWeights:
     """The parameters of a set of heads.
 
-    weights   W of each residual block, (n_blocks, n_heads, n_embd, n_embd)
-    biases    b of each residual block, (n_blocks, n_heads, n_embd)
-    output    O, (n_drafted, n_embd)
-    tokens    the draft vocabulary, a token per row of O, (n_drafted,); None = all tokens
-    accuracy  accuracy of choice r of head k, measured in training, (n_heads, n_ranks)
-    tree      the nodes to draft by default, see ``heads.tree``
+    weights  W of each residual block, (n_blocks, n_heads, n_embd, n_embd)
+    biases   b of each residual block, (n_blocks, n_heads, n_embd)
+    output   O, (n_drafted, n_embd)
+    tokens   the draft vocabulary, a token per row of O, (n_drafted,); None = all tokens
     """
 
     weights: Floats
     biases: Floats
     output: Floats
     tokens: npt.NDArray[np.int32] | None
-    accuracy: Floats
-    tree: tuple[TreePath, ...]
-
-    @property
-    def n_heads(self) -> int:
-        return int(self.weights.shape[1])
-
-
-class Heads(Protocol):
-    """Medusa heads as the drafter sees them; tests use a fake."""
-
-    @property
-    def n_heads(self) -> int: ...
-
-    @property
-    def accuracy(self) -> Floats:
-        """Accuracy of choice r of head k, (n_heads, n_ranks)."""
-        ...
-
-    @property
-    def tree(self) -> tuple[TreePath, ...]:
-        """The nodes to draft by default."""
-        ...
-
-    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[list[Choices]]:
-        """For each state of the target, (n_embd,), and n: each head's n likeliest tokens.
-
-        Fewer than n if the draft vocabulary is smaller.
-        """
-        ...
 
 
 class MedusaHeads(Head):
-    """Medusa heads; on a GPU in PyTorch, otherwise in NumPy."""
+    """Medusa heads, in NumPy."""
 
-    def __init__(self, weights: MedusaWeights, arrays: Arrays | None = None) -> None:
-        self.n_heads = weights.n_heads
-        self.accuracy = weights.accuracy
-        self.tree = weights.tree
-        self._arrays = arrays = arrays or Arrays()
-        self._blocks = [
-            (arrays.array(weight), arrays.array(bias[:, :, None]))
-            for weight, bias in zip(weights.weights, weights.biases, strict=True)
-        ]
-        self._output = arrays.array(weights.output)
-        self._tokens = None if weights.tokens is None else weights.tokens.tolist()
+    def __init__(self, weights: MedusaWeights) -> None:
+        self._blocks = list(zip(weights.weights, weights.biases[:, :, :, None], strict=True))
+        self._output = np.ascontiguousarray(weights.output)
+        self._top = with_target_ids(top_tokens, weights.tokens)
 
-    def logits(self, hidden: Floats) -> Any:
+    def logits(self, hidden: Floats) -> Floats:
         """Logits of all heads, (n_heads, n, n_drafted), for n states, (n, n_embd)."""
         n, n_embd = hidden.shape
-        state = self._arrays.array(hidden.T)
+        state: Floats = np.ascontiguousarray(hidden.T)
         for weight, bias in self._blocks:  # from the first on, (n_heads, n_embd, n)
-            state = state + self._arrays.silu(weight @ state + bias)
+            state = state + silu(weight @ state + bias)
         # OpenBLAS takes 0.3 ms for 4096 × 256 by 256 × 4, 0.8 ms for the transposed product.
         flat = state.swapaxes(0, 1).reshape(n_embd, -1)
-        return (self._output @ flat).T.reshape(self.n_heads, n, -1)
+        logits: Floats = (self._output @ flat).T.reshape(-1, n, len(self._output))
+        return logits
 
-    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[list[Choices]]:
-        logits = self.logits(np.stack([hidden for hidden, _ in parts]))
-        rows = self._arrays.top(logits.reshape(-1, logits.shape[-1]), max(n for _, n in parts))
-        if self._tokens is not None:
-            rows = [[(self._tokens[token], prob) for token, prob in row] for row in rows]
-        return [[row[:n] for row in rows[i :: len(parts)]] for i, (_, n) in enumerate(parts)]
+    def top(self, parts: Sequence[Floats]) -> list[list[Choices]]:
+        """For each state of the target, (n_embd,), the likeliest tokens of each head."""
+        logits = self.logits(np.stack(parts))
+        return [[self._top(row, N_CHOICES) for row in logits[:, i]] for i in range(len(parts))]
 
 
 def load_medusa(file: HeadsFile, model: Model) -> MedusaHeads:
@@ -119,7 +76,7 @@ def load_medusa(file: HeadsFile, model: Model) -> MedusaHeads:
     Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
     for the target's output matrix.
     """
-    return MedusaHeads(read_weights(file, model.path), fastest_arrays())
+    return MedusaHeads(read_weights(file, model.path))
 
 
 KIND = own_format("medusa", load_medusa)
@@ -136,43 +93,21 @@ def read_weights(file: HeadsFile, target: Path) -> MedusaWeights:
             name = f"head.{head}.block.{block}"
             weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
             biases[block, head] = file.tensor(f"{name}.bias", n_embd)
-    accuracy = np.array(file.value("medusa.accuracy", list), np.float32)
-    if accuracy.size == 0:
-        accuracy = assumed_accuracy(n_heads, _N_RANKS)
-    elif accuracy.size % n_heads:
-        raise HeadsError(
-            f"{file.path}: medusa.accuracy has {accuracy.size} values for {n_heads} heads; train "
-            f"the heads again"
-        )
-    accuracy = accuracy.reshape(n_heads, -1)
-    choices = file.gguf.metadata.get("medusa.choices", "")
-    tree = parse_choices(choices) if choices else default_tree(accuracy, DEFAULT_NODES)
-    if len(tree[-1]) > n_heads:
-        raise HeadsError(
-            f"{file.path}: the tree is {len(tree[-1])} deep, but there are only {n_heads} heads; "
-            f"train the heads again"
-        )
-    output = file.output_matrix(target)
-    return MedusaWeights(weights, biases, output, file.tokens(), accuracy, tree)
-
-
-def default_tree(accuracy: Floats, n_nodes: int) -> tuple[TreePath, ...]:
-    """The best tree by ``accuracy``, or by ``assumed_accuracy`` if every accuracy is 0."""
-    return best_tree(accuracy, n_nodes) or best_tree(assumed_accuracy(*accuracy.shape), n_nodes)
+    return MedusaWeights(weights, biases, file.output_matrix(target), file.tokens())
 
 
 def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
     """Write heads to a GGUF, matrices as F16."""
-    metadata: dict[str, bool | int | float | str | list[float]] = {
-        "medusa.head_count": weights.n_heads,
-        "medusa.block_count": len(weights.weights),
+    n_blocks, n_heads = weights.biases.shape[:2]
+    metadata = {
+        "medusa.head_count": n_heads,
+        "medusa.block_count": n_blocks,
         "medusa.shares_target_output": True,
-        "medusa.accuracy": weights.accuracy.ravel().tolist(),
-        "medusa.choices": show_choices(weights.tree),
     }
     tensors: dict[str, npt.NDArray[Any]] = {}
-    for block, (matrices, biases) in enumerate(zip(weights.weights, weights.biases, strict=True)):
-        for head, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
-            tensors[f"head.{head}.block.{block}.weight"] = matrix
-            tensors[f"head.{head}.block.{block}.bias"] = bias.astype(np.float32)
+    for block in range(n_blocks):
+        for head in range(n_heads):
+            name = f"head.{head}.block.{block}"
+            tensors[f"{name}.weight"] = weights.weights[block, head]
+            tensors[f"{name}.bias"] = weights.biases[block, head].astype(np.float32)
     write_heads(path, info, metadata, tensors, tokens=weights.tokens)

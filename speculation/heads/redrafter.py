@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ import numpy.typing as npt
 from batching.llama.model import Model
 from batching.llama.weights import Weights
 from batching.tree import Floats
-from speculation.heads.arrays import Arrays, fastest_arrays
-from speculation.heads.base import Head
+from speculation.heads.base import Head, silu
 from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
 
 Embeddings = Callable[[Sequence[int]], Floats]  # tokens -> embeddings, (n, n_embd)
@@ -62,19 +61,6 @@ class ReDrafterWeights:
     projection: Floats
     output: Floats
     tokens: npt.NDArray[np.int32] | None
-
-
-class RecurrentHead(Protocol):
-    """A recurrent head as the drafter sees it; tests use a fake."""
-
-    @property
-    def tokens(self) -> npt.NDArray[np.int32] | None:
-        """The target's ids of the draft vocabulary, (n_drafted,); None = the whole vocabulary."""
-        ...
-
-    def advance(self, parts: Sequence[Beams]) -> list[Level]:
-        """The next level of each part."""
-        ...
 
 
 class Beams(NamedTuple):
@@ -112,50 +98,40 @@ class Level(NamedTuple):
 
 
 class ReDrafterHead(Head):
-    """The head; on a GPU in PyTorch, otherwise in NumPy."""
+    """The head, in NumPy.
 
-    def __init__(
-        self, weights: ReDrafterWeights, embeddings: Embeddings, arrays: Arrays | None = None
-    ) -> None:
+    tokens  the draft vocabulary, as in its weights
+    """
+
+    def __init__(self, weights: ReDrafterWeights, embeddings: Embeddings) -> None:
         """``embeddings`` returns the target's embeddings."""
         self.tokens = weights.tokens
-        self._embeddings = embeddings
-        self._arrays = arrays = arrays or Arrays()
+        self._weights, self._embeddings = weights, embeddings
         n_embd = len(weights.bias)
-        self._token, self._recurrent = arrays.array(weights.token), arrays.array(weights.recurrent)
-        self._bias, self._mixing_bias = (
-            arrays.array(weights.bias),
-            arrays.array(weights.mixing_bias),
-        )
-        self._state_matrix = arrays.array(weights.mixing[:, :n_embd])
-        self._hidden_matrix = arrays.array(weights.mixing[:, n_embd:])
-        self._blocks = [
-            (arrays.array(matrix), arrays.array(bias))
-            for matrix, bias in zip(weights.blocks, weights.block_biases, strict=True)
-        ]
-        self._projection = arrays.array(weights.projection)
-        self._output = arrays.array(weights.output)
+        self._state_matrix = np.ascontiguousarray(weights.mixing[:, :n_embd])
+        self._hidden_matrix = np.ascontiguousarray(weights.mixing[:, n_embd:])
 
     def advance(self, parts: Sequence[Beams]) -> list[Level]:
-        arrays, silu = self._arrays, self._arrays.silu
+        """The next level of each part."""
+        w = self._weights
         sizes = [len(part.tokens) for part in parts]
         rows = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         part_of = np.repeat(np.arange(len(parts)), sizes)  # of each row
-        hidden = arrays.array(np.stack([part.hidden for part in parts]))
+        hidden = np.stack([part.hidden for part in parts])
         # B h + c is the same for all rows of a text.
-        offset = (hidden @ self._hidden_matrix.T + self._mixing_bias)[part_of]
+        offset = (hidden @ self._hidden_matrix.T + w.mixing_bias)[part_of]
         embeddings = self._embeddings([token for part in parts for token in part.tokens])
-        inner = arrays.array(embeddings) @ self._token.T + self._bias
+        inner = embeddings @ w.token.T + w.bias
         for part, own in zip(parts, rows, strict=True):
             if part.states is not None:
-                inner[own] += part.states @ self._recurrent.T
+                inner[own] += part.states @ w.recurrent.T
         states = silu(inner)
         u = silu(states @ self._state_matrix.T + offset)
-        for matrix, bias in self._blocks:
+        for matrix, bias in zip(w.blocks, w.block_biases, strict=True):
             u = u + silu(u @ matrix.T + bias)
-        z = hidden[part_of] + u @ self._projection.T
+        z = hidden[part_of] + u @ w.projection.T
         # OpenBLAS is over twice as fast with the large matrix on the left, see ``heads.medusa``.
-        values = arrays.floats((self._output @ z.T).T)
+        values = (w.output @ z.T).T
         return [
             Level(values[own], states[own], part.hidden)
             for part, own in zip(parts, rows, strict=True)
@@ -169,7 +145,7 @@ def load_redrafter(file: HeadsFile, model: Model) -> ReDrafterHead:
     for the target's output matrix, UnsupportedModel if the target's file lacks a matrix.
     """
     embeddings = partial(Weights(model.path).rows, "token_embd.weight")
-    return ReDrafterHead(read_weights(file, model.path), embeddings, fastest_arrays())
+    return ReDrafterHead(read_weights(file, model.path), embeddings)
 
 
 KIND = own_format("redrafter", load_redrafter)

@@ -25,15 +25,40 @@ from speculation.drafting.head_drafter import (
     check_window,
 )
 from speculation.drafting.resources import if_loaded
-from speculation.drafting.tree_growth import Candidate, Scores, grow_static
+from speculation.drafting.tree_growth import Candidate, Path, Scores, grow_static
 from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
-from speculation.heads.tree import Choices, Path, n_leaves, parse_choices
 
+MAX_NODES = 255  # each may need a sequence, and llama.cpp has 256
+MAX_RANK = 63
 # The tree of EAGLE-1's published code: 25 nodes, five levels.
 PUBLISHED = (
     "0.0.0.0.0/0.0.0.0.1/0.0.0.1/0.0.0.2/0.0.1/0.0.2/0.1.0/0.1.1/0.2.0/0.2.1/1.0.0/1.1/2.0/2.1/3.0"
 )
+
+
+def parse_choices(choices: str) -> tuple[Path, ...]:
+    """The nodes of a fixed tree, parents first and siblings by rank, from paths of ranks.
+
+    All prefixes of a path are included. (Medusa and TensorRT-LLM write such trees as lists,
+    ``medusa_choices``.) Raises InvalidParameter.
+
+    >>> parse_choices("0.1/1")
+    ((0,), (1,), (0, 1))
+    """
+    nodes: set[Path] = set()
+    for part in choices.split("/"):
+        ranks = part.strip().split(".")
+        if not all(rank.isdecimal() and len(rank) < 3 and int(rank) <= MAX_RANK for rank in ranks):
+            raise InvalidParameter(
+                f"choices has {part!r}; give paths of ranks like 0.0.0.0/0.1.0/1.0/1.1, from 0, "
+                f"the likeliest, to {MAX_RANK}"
+            )
+        path = tuple(map(int, ranks))
+        nodes.update(path[: n + 1] for n in range(len(path)))
+    if len(nodes) > MAX_NODES:
+        raise InvalidParameter(f"choices has {len(nodes)} nodes; the limit is {MAX_NODES}")
+    return tuple(sorted(nodes, key=lambda path: (len(path), path)))
 
 
 @dataclass(frozen=True)
@@ -46,7 +71,7 @@ class Eagle1Params:
              and output, which takes time. 0 = none: drafting starts with the second step
     """
 
-    choices: str = Choices(PUBLISHED)
+    choices: str = PUBLISHED
     window: int = 64
 
     def __post_init__(self) -> None:
@@ -74,7 +99,7 @@ class Eagle1Params:
 
     @property
     def n_branches(self) -> int:
-        return n_leaves(self.shape)
+        return len(set(self.shape) - {path[:-1] for path in self.shape})
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from speculation.drafting.tree_growth import (
     top_tokens,
     with_target_ids,
 )
-from speculation.heads.redrafter import KIND, Beams, Level, RecurrentHead
+from speculation.heads.redrafter import KIND, Beams, Level, ReDrafterHead
 
 MAX_NODES = 255
 
@@ -59,7 +59,7 @@ class ReDrafter(TreeDrafter):
     def __init__(
         self,
         params: ReDrafterParams,
-        head: RecurrentHead,
+        head: ReDrafterHead,
         *,
         acceptance: Acceptance | None = None,
         level_time: LevelTime | None = None,

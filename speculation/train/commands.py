@@ -31,6 +31,7 @@ from speculation.train.params import (
     ReDrafterTraining,
     TrainingParams,
 )
+from speculation.train.ranks import report
 from speculation.train.texts import REPLIES_AT_ONCE, generate_replies, read_texts, replying
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ def run(kind: str, args: argparse.Namespace) -> None:
     trainer = trainer_class(params, collected, target, device)
     with _progress("training", " steps") as progress:
         ranks = train(trainer, progress)
-    trainer.write(args.out, ranks)
-    print(trainer.report(ranks))
+    trainer.write(args.out)
+    print(report(ranks))
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 

@@ -25,7 +25,6 @@ from speculation.heads.eagle3 import write_eagle3
 from speculation.train import TrainError
 from speculation.train.layer import Eagle3Module, EagleModule
 from speculation.train.params import EagleTraining
-from speculation.train.ranks import Ints
 from speculation.train.sequences import Batch
 from speculation.train.states import States
 from speculation.train.training import ChainTrainer, Target
@@ -98,7 +97,7 @@ class EagleTrainer(ChainTrainer[EagleTraining]):
             loss = loss + self.params.states * states
         return loss
 
-    def write(self, path: Path, ranks: Ints) -> None:
+    def write(self, path: Path) -> None:
         target, kind, tokens = self.target, self.params.kind, self.tokens
         tensors = self.module.tensors()
         if not target.layers:

@@ -14,19 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speculation.heads.medusa import MedusaWeights, default_tree, write_medusa
+from speculation.heads.medusa import MedusaWeights, write_medusa
 from speculation.train.params import MedusaTraining
-from speculation.train.ranks import (
-    NONE,
-    Ints,
-    accuracy_of,
-    accuracy_table,
-    columns_of,
-    n_measured,
-    ranks_of,
-    replay,
-    tree_report,
-)
+from speculation.train.ranks import NONE, Ints, columns_of, ranks_of
 from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.states import States
 from speculation.train.training import LOSS_DECAY, MAX_LOGITS, Target, Trainer
@@ -87,21 +77,7 @@ class MedusaTrainer(Trainer[MedusaTraining]):
             found.append(ranks.reshape(labels.shape))
         return np.concatenate(found)
 
-    def _trained(self, ranks: Ints) -> MedusaWeights:
-        accuracy = accuracy_of(ranks)
+    def write(self, path: Path) -> None:
         parameters = (self.module.matrices, self.module.biases, self.matrix)
         weights, biases, output = (array.detach().cpu().numpy() for array in parameters)
-        tree = default_tree(accuracy, self.params.nodes)
-        return MedusaWeights(weights, biases, output, self.tokens, accuracy, tree)
-
-    def write(self, path: Path, ranks: Ints) -> None:
-        write_medusa(path, self.target.info, self._trained(ranks))
-
-    def report(self, ranks: Ints) -> str:
-        trained = self._trained(ranks)
-        return (
-            f"\nmeasured on {n_measured(ranks):,} held-out states\n"
-            f"\n{accuracy_table(trained.accuracy)}\n"
-            f"{tree_report(trained.accuracy, trained.tree)}\n"
-            f"simulated on the held-out texts: {replay(ranks, trained.tree):.2f} tokens per step"
-        )
+        write_medusa(path, self.target.info, MedusaWeights(weights, biases, output, self.tokens))

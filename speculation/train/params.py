@@ -56,7 +56,6 @@ class MedusaTraining(TrainingParams):
 
     heads   number of heads; each drafts one token further ahead
     blocks  residual blocks per head
-    nodes   draft tokens in the tree written to the file
     batch   states per step
     """
 
@@ -64,11 +63,10 @@ class MedusaTraining(TrainingParams):
     batch: int = 256
     heads: int = 4
     blocks: int = 2
-    nodes: int = 15
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, (("heads", 1, 8), ("blocks", 1, 8), ("nodes", 1, 255)))
+        check_ranges(self, (("heads", 1, 8), ("blocks", 1, 8)))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,12 @@ draft vocabulary, -1 for positions without a label.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
-from speculation.heads.tree import Path, expected_tokens, show_choices
 
 N_RANKS = 10  # choices of a head whose accuracy is measured
 NONE = -100  # stands for no label and for no column; cross_entropy's default ignore_index
@@ -70,65 +68,24 @@ def chain_accuracy(ranks: Ints) -> Floats:
     return accuracy_of(reached)
 
 
-def replay(ranks: Ints, tree: Sequence[Path]) -> float:
-    """Tokens per step of a simulated decoding with ``tree``, from the heads' ``ranks`` in texts.
-
-    Lower than the accuracies alone suggest: one step passes over several positions where the heads
-    are accurate, so steps start at the harder ones more often.
-    """
-    nodes = set(tree)
-    n_tokens = n_steps = at = 0
-    while at < len(ranks):
-        if ranks[at, 0] < 0:  # between texts
-            at += 1
-            continue
-        path: tuple[int, ...] = ()
-        for rank in ranks[at].tolist():
-            if (*path, rank) not in nodes:
-                break
-            path = (*path, rank)
-        n_tokens += len(path) + 1
-        n_steps += 1
-        at += len(path) + 1
-    return n_tokens / max(1, n_steps)
-
-
-def accuracy_table(accuracy: Floats, name: str = "head") -> str:
-    """A table of accuracies in percent, a line for each head or depth."""
-    numbers = "".join(f"{rank + 1:6}" for rank in range(accuracy.shape[1]))
-    lines = [
-        "accuracy of each choice, and of the top 3 and top 5 together, in %",
-        f"{name:6}{numbers}   top 3  top 5",
-    ]
-    for i, row in enumerate(100 * accuracy):
-        lines.append(
-            f"{i + 1:{len(name)}}".ljust(6)
-            + "".join(f"{value:6.1f}" for value in row)
-            + f"  {row[:3].sum():6.1f} {row[:5].sum():6.1f}"
-        )
-    return "\n".join(lines)
-
-
-def chain_report(ranks: Ints) -> str:
-    """What is shown of a head that drafts chains, from its ranks (n, n_depths)."""
+def report(ranks: Ints) -> str:
+    """What the user is shown of heads, from their ranks (n, n_depths): accuracies in percent."""
     accuracy = chain_accuracy(ranks)
     n_tokens = 1 + float(np.cumprod(accuracy[:, 0]).sum())
-    return (
-        f"\nmeasured on {n_measured(ranks):,} held-out states, for each draft token of a chain,\n"
-        f"given that the first choices before it were correct\n"
-        f"{accuracy_table(accuracy, 'token')}\n\n"
-        f"a chain of {len(accuracy)} gives {n_tokens:.2f} tokens per step"
+    numbers = "".join(f"{rank + 1:6}" for rank in range(N_RANKS))
+    rows = [
+        f"{i:5} "
+        + "".join(f"{value:6.1f}" for value in row)
+        + f"{row[:3].sum():8.1f}{row[:5].sum():7.1f}"
+        for i, row in enumerate(100 * accuracy, 1)
+    ]
+    return "\n".join(
+        (
+            f"\nmeasured on {(ranks[:, 0] >= 0).sum():,} held-out states, for each draft token of",
+            "a chain, given that the first choices before it were correct",
+            "accuracy of each choice, and of the top 3 and top 5 together, in %",
+            f"token {numbers}   top 3  top 5",
+            *rows,
+            f"\na chain of {len(accuracy)} gives {n_tokens:.2f} tokens per step",
+        )
     )
-
-
-def tree_report(accuracy: Floats, tree: Sequence[Path]) -> str:
-    """What is shown of a static tree for heads of this accuracy."""
-    return (
-        f"\nthe tree has {len(tree)} draft tokens; expected tokens per step: "
-        f"{expected_tokens(accuracy, tree):.2f}; paths: {show_choices(tree)}"
-    )
-
-
-def n_measured(ranks: Ints) -> int:
-    """States that have a label."""
-    return int((ranks[:, 0] >= 0).sum())

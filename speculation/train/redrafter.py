@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from batching.tree import Floats
 from speculation.heads.redrafter import ReDrafterWeights, write_redrafter
 from speculation.train.params import ReDrafterTraining
-from speculation.train.ranks import Ints
 from speculation.train.sequences import Batch
 from speculation.train.states import States
 from speculation.train.training import ChainTrainer, Target
@@ -99,5 +98,5 @@ class ReDrafterTrainer(ChainTrainer[ReDrafterTraining]):
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
         return self.module.chains(batch, depth)
 
-    def write(self, path: Path, ranks: Ints) -> None:
+    def write(self, path: Path) -> None:
         write_redrafter(path, self.target.info, self.module.weights(self.matrix, self.tokens))

@@ -25,7 +25,7 @@ from batching.tree import Floats
 from speculation.heads.file import HeadsInfo
 from speculation.train import TrainError
 from speculation.train.params import TrainingParams
-from speculation.train.ranks import Ints, chain_report, ranks_of
+from speculation.train.ranks import Ints, ranks_of
 from speculation.train.sequences import Batch, Sequences, batches, draft_vocab
 from speculation.train.states import States
 
@@ -99,12 +99,8 @@ class Trainer(ABC, Generic[P]):
         """The ranks of the correct tokens on held-out data, (n, n_heads or N_DEPTHS)."""
 
     @abstractmethod
-    def write(self, path: Path, ranks: Ints) -> None:
+    def write(self, path: Path) -> None:
         """Write the heads to a file. Raises DiskFull."""
-
-    @abstractmethod
-    def report(self, ranks: Ints) -> str:
-        """What the user is shown of the result."""
 
 
 def train(
@@ -222,6 +218,3 @@ class ChainTrainer(Trainer[P]):
                 ranks[at - depth, depth] = ranks_of(logits, choices[at], self.tokens)
             found.append(ranks[batch.mask[0].cpu().numpy()])
         return np.concatenate(found)
-
-    def report(self, ranks: Ints) -> str:
-        return chain_report(ranks)

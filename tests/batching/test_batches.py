@@ -15,7 +15,7 @@ from batching.rows import Row, Rows, n_sequences, rows_back, tree_rows
 from batching.slots import Slots
 from batching.target import Cancelled
 from batching.tree import TokenTree
-from speculation.heads.tree import parse_choices
+from speculation.methods.eagle import parse_choices
 from tests.support.fake_target import FakeTarget, fake_logits
 
 
@@ -75,7 +75,7 @@ def test_the_attention_mask_of_medusas_example_tree() -> None:
     """Paths 0.0.0.0, 0.1.0, 1.0 and 1.1: each node sees the root, its ancestors and itself."""
     tree = TokenTree(1)
     nodes: dict[tuple[int, ...], int] = {(): 0}
-    for path in parse_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]):
+    for path in parse_choices("0.0.0.0/0.1.0/1.0/1.1"):
         nodes[path] = tree.add(nodes[path[:-1]], 10 * len(path) + path[-1], merge=False)
     # Rows: root, 0, 1, 0.0, 0.1, 1.0, 1.1, 0.0.0, 0.1.0, 0.0.0.0.
     assert attention_mask(tree_rows(tree, n_past=100, n_seq=8)) == [

@@ -41,7 +41,7 @@ METHODS = methods(
     "lookahead:window=5,guesses=5",
 )
 ON_TWO_CATEGORIES = methods(
-    *"lookahead draft draft:width=3,nodes=12 recycling medusa medusa:choices=0.0.0/1.0/2".split(),
+    *"lookahead draft draft:width=3,nodes=12 recycling medusa medusa:nodes=5".split(),
     *"redrafter redrafter:beams=1,length=3 eagle-1 eagle-2 eagle-2:top_k=1,depth=3".split(),
     *"eagle-3 auto".split(),
 )

@@ -92,7 +92,6 @@ METHODS = (
     "draft:width=3,nodes=9,p_min=0.05,draft_max=3",
     "draft:width=4,nodes=5,p_min=0,draft_max=5",
     "medusa",
-    "medusa:choices=0.0.0.0/0.1.0/1.0/2",
     "medusa:nodes=40",
     "auto:sources=medusa",
     "auto:sources=medusa+suffix",

@@ -21,9 +21,8 @@ from batching.target import Cancelled, Meanwhile, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
 from speculation.chat.detokenizer import Token
-from speculation.heads.arrays import Choices
 from speculation.heads.base import Head
-from speculation.heads.tree import best_tree
+from speculation.heads.medusa import N_CHOICES, Choices, MedusaHeads
 
 N_VOCAB = 12
 N_AHEAD = 5  # tokens a hidden state predicts: the next one, and one for each of four heads
@@ -56,24 +55,22 @@ def fake_hidden(
     return hidden
 
 
-class FakeHeads(Head):
+class FakeHeads(MedusaHeads):
     """Medusa heads that read the next tokens from a fake state. The correct token is often the
     first choice, otherwise the second or third."""
 
-    n_heads = N_AHEAD - 1
-    accuracy: Floats = np.array([[0.5, 0.3, 0.2]] * n_heads, np.float32)
-    tree = best_tree(accuracy, 12)
+    def __init__(self) -> None:
+        pass
 
-    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[list[Choices]]:
-        return [
-            [self._top(hidden, head)[:n] for head in range(self.n_heads)] for hidden, n in parts
-        ]
+    def top(self, parts: Sequence[Floats]) -> list[list[Choices]]:
+        return [[self._choices(hidden, head) for head in range(N_AHEAD - 1)] for hidden in parts]
 
-    def _top(self, hidden: Floats, head: int) -> Choices:
+    def _choices(self, hidden: Floats, head: int) -> Choices:
         correct, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
         others = [token for token in range(N_VOCAB) if token != correct]
         probs = [0.5, 0.3, 0.15, *[0.05 / 9] * 9]
-        return list(zip([*others[:rank], correct, *others[rank:]], probs, strict=False))
+        found = list(zip([*others[:rank], correct, *others[rank:]], probs, strict=False))
+        return found[:N_CHOICES]
 
 
 class FakeEagleHead(Head):

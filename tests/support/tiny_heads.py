@@ -13,7 +13,6 @@ from speculation.heads.eagle import EagleShape, write_eagle
 from speculation.heads.file import HeadsInfo
 from speculation.heads.medusa import MedusaWeights, write_medusa
 from speculation.heads.redrafter import ReDrafterWeights, write_redrafter
-from speculation.heads.tree import parse_choices
 from tests.support.head_checks import normal_weights, random_weights
 from tests.support.mtp_gguf import (
     write_assistant_gguf,
@@ -44,8 +43,6 @@ def medusa_weights(
         normal(n_blocks, n_heads, n_embd),
         normal(n_drafted, n_embd),
         None if tokens is None else np.array(tokens, np.int32),
-        np.array([[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], np.float32)[:n_heads],
-        parse_choices("0.0.0/0.1/1.0"),
     )
 
 

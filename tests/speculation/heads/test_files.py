@@ -78,14 +78,12 @@ def test_heads_are_the_same_after_a_round_trip_through_their_file(
         written = medusa_weights(n_blocks=2, tokens=tokens)
         write_medusa_heads(path, target, written)
         again = medusa.read_weights(HeadsFile(path), target)
-        np.testing.assert_allclose(again.accuracy, written.accuracy)
-        assert again.tree == written.tree
     else:
         written = redrafter_weights(n_blocks=2, tokens=tokens)
         write_redrafter_head(path, target, written)
         again = redrafter.read_weights(HeadsFile(path), target)
     for name, ours in vars(again).items():
-        if name not in ("output", "tokens", "tree"):
+        if name not in ("output", "tokens"):
             np.testing.assert_allclose(ours, getattr(written, name), atol=1e-3)
     file = HeadsFile(path)
     assert (file.info.method, file.info.target_name) == (kind, "tiny")

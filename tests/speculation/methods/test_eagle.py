@@ -30,9 +30,13 @@ from speculation.drafting.tree_growth import (
     top_tokens,
 )
 from speculation.engine import Engine
-from speculation.heads.tree import Choices, parse_choices
 from speculation.methods import parse_method
-from speculation.methods.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
+from speculation.methods.eagle import (
+    Eagle1Params,
+    Eagle2Params,
+    FixedTreeDrafter,
+    parse_choices,
+)
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
@@ -285,9 +289,29 @@ def test_parameters_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="choices go 17 deep; the limit is 16"):
         Eagle1Params(choices=".".join("0" * 17))
     with pytest.raises(InvalidParameter, match="choices expand 20 nodes .*; the limit is 16"):
-        Eagle1Params(choices=Choices([[a, 0] for a in range(20)]))
-    assert str(parse_method("eagle-1:choices=0.0/0/1")) == "eagle-1:choices=0.0/1"
+        Eagle1Params(choices="/".join(f"{a}.0" for a in range(20)))
     assert len(Eagle1Params().shape) == 25
+
+
+def test_paths_of_ranks_include_the_nodes_on_their_way() -> None:
+    nodes = ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0))
+    assert parse_choices("0.0.0.0/0.1.0/1.0/1.1") == nodes
+    assert Eagle1Params(choices="0.0.0.0/0.1.0/1.0/1.1").n_branches == 4
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ("0.0/x", "choices has 'x'; give paths of ranks like 0.0.0.0/0.1.0"),
+        ("0//1", "choices has ''"),
+        ("0.64", "choices has '0.64'; .* from 0, the likeliest, to 63"),
+        ("0.-1", "choices has '0.-1'"),
+        ("/".join(f"{a}.{b}" for a in range(20) for b in range(20)), "420 nodes; the limit is 255"),
+    ],
+)
+def test_choices_that_do_not_form_a_tree_are_refused(choices: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        parse_method(f"eagle-1:choices={choices}")
 
 
 # Real decoding

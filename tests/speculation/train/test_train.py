@@ -19,7 +19,6 @@ from speculation.train.ranks import (
     chain_accuracy,
     columns_of,
     ranks_of,
-    replay,
 )
 from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.texts import Sample
@@ -65,15 +64,9 @@ def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     assert int(measured[1]) > 0
 
 
-def test_accuracy_and_replay_count_ranks() -> None:
-    other = N_RANKS
-    ranks = np.array([[-1, -1], [0, 2], [1, 0], [0, other], [0, 0], [1, -1], [-1, -1]])
-    accuracy = accuracy_of(ranks)
-    np.testing.assert_allclose(accuracy[:, :3], [[0.6, 0.4, 0], [0.5, 0, 0.25]])
-    # Steps begin at states 1 (one draft accepted), 3 (one), 5 (none): five tokens in three steps.
-    assert replay(ranks, ((0,), (0, 0))) == pytest.approx(5 / 3)
-    # With the second choices too: at 1 both are accepted, at 4 both, and the text is at its end.
-    assert replay(ranks, ((0,), (1,), (0, 0), (0, 2))) == pytest.approx(6 / 2)
+def test_accuracy_counts_ranks() -> None:
+    ranks = np.array([[-1, -1], [0, 2], [1, 0], [0, N_RANKS], [0, 0], [1, -1], [-1, -1]])
+    np.testing.assert_allclose(accuracy_of(ranks)[:, :3], [[0.6, 0.4, 0], [0.5, 0, 0.25]])
 
 
 def test_a_chain_is_evaluated_where_all_earlier_first_choices_were_accepted() -> None:
@@ -132,9 +125,7 @@ def test_drafts_of_what_was_trained_are_accepted(
     target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4 if "eagle3" in flags else 2)
     out = tmp_path / "out.gguf"
     kind, *more = flags.split()
-    # Medusa's tree is chosen on the held-out prompt, which must resemble the others.
-    prompts = PROMPTS[:1] * 5 if kind == "medusa" else PROMPTS
-    data = lines(tmp_path / "p.jsonl", *({"prompt": prompt} for prompt in prompts))
+    data = lines(tmp_path / "p.jsonl", *({"prompt": prompt} for prompt in PROMPTS))
     common = ("--generate", 60, "--batch", 2, "--rate", 0.01, "--device", "cpu")
     assert train(kind, target, data, out, *common, *more) == 0
     printed = capsys.readouterr().out
