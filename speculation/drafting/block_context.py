@@ -20,29 +20,27 @@ from batching.target import END, Output
 from batching.together import Coroutine, done, run
 from batching.tree import Floats
 from speculation.drafting.head_context import HeadKVState
-from speculation.drafting.tree_growth import Scores
-from speculation.heads.base import BlockHead
+from speculation.drafting.tree_growth import Scores, top_tokens
+from speculation.heads.dflash import DFlashHead
 
 
-class BlockContext(HeadKVState[BlockHead]):
+class BlockContext(HeadKVState[DFlashHead]):
     """The text in the head's context, followed by a block."""
 
     offset = 0  # a row is computed from the state at its own token
 
-    def __init__(self, head: BlockHead) -> None:
-        super().__init__(head, _top_candidates)
+    def __init__(self, head: DFlashHead) -> None:
+        super().__init__(head, top_tokens)
         self._depth = 0  # tokens drafted per block
-        self._width = 1  # candidates per position
 
     def prepare(self, window: int, n_leaves: int, depth: int) -> int:
         """Set the sizes of the next text's trees; return the depth a block can reach.
 
         window    prompt tokens to read
-        n_leaves  candidates per position
+        n_leaves  candidates per position; any number works
         depth     draft tokens in a row
         """
         self.window = window
-        self._width = n_leaves
         self._depth = min(depth, self.head.n_drafts, self.head.context.n_batch - 1)
         return self._depth
 
@@ -64,21 +62,21 @@ class BlockContext(HeadKVState[BlockHead]):
         """
         last = len(tokens) - 1
         yield from self._add_rows(last)
-        block = self.head.block(tokens[-1], self._depth)
+        block = [tokens[-1], *[self.head.mask] * self._depth]
         n_past, n, context = len(self._positions), len(block), self.head.context
         if not n_past or self._last_position != last - 1 or n_past + n > context.n_ctx:
             return None
         self._text += tokens[len(self._text) :]
         rows = Rows(block, range(n_past, n_past + n), [range(1)] * n, [True] * n)
         output = yield from self._decode(rows)
-        self._scores = _BlockLevel(self.head, output, 0, tokens[-1:], self._width)
+        self._scores = _BlockLevel(output, 0)
         return self._scores, 0
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[Scores]:
         """The block's scores for the children of ``tokens``, nodes of the previous level."""
         assert self._scores is not None, "a tree begins with its root"
         above = self._scores
-        self._scores = _BlockLevel(self.head, above.output, above.depth + 1, tokens, self._width)
+        self._scores = _BlockLevel(above.output, above.depth + 1)
         return done(self._scores)
 
     def _add_rows(self, last: int) -> Coroutine[None]:
@@ -106,21 +104,10 @@ class BlockContext(HeadKVState[BlockHead]):
 
 
 class _BlockLevel:
-    """The scores of one block position, for each parent in the level above."""
+    """The logits at one position of a block, which are the same below every node of a level."""
 
-    def __init__(
-        self, head: BlockHead, output: Output, depth: int, parents: Sequence[int], width: int
-    ) -> None:
-        self.output = output
-        self.depth = depth
-        self._head = head
-        self._parents = parents
-        self._width = width
+    def __init__(self, output: Output, depth: int) -> None:
+        self.output, self.depth = output, depth
 
     def logits(self, row: int) -> Floats:
-        return self._head.candidates(self.output, self.depth, self._parents[row], self._width)
-
-
-def _top_candidates(row: Floats, n: int) -> list[tuple[int, float]]:
-    """The first ``n`` results of ``BlockHead.candidates``, as (token, probability) pairs."""
-    return [(int(token), float(prob)) for token, prob in row.T[:n]]
+        return self.output.logits(1 + self.depth)

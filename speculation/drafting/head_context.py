@@ -26,9 +26,9 @@ from batching.target import Output
 from batching.together import Coroutine
 from batching.tree import Floats
 from speculation.drafting.tree_growth import Top, top_tokens, with_target_ids
-from speculation.heads.base import DraftHead, StateHead
+from speculation.heads.base import HeadInContext
 
-H = TypeVar("H", bound=StateHead)
+H = TypeVar("H", bound=HeadInContext)
 _MAX_OUTPUT_ROWS = 16  # more new rows than this are decoded without output, except the last
 
 
@@ -114,13 +114,13 @@ class HeadKVState(_HeadContext[H]):
         return [position + self.offset for position in known], states
 
 
-class HeadContext(HeadKVState[DraftHead]):
+class HeadContext(HeadKVState[HeadInContext]):
     """The context of an autoregressive head, which continues from its own states.
 
     n_leaves  most nodes in one level
     """
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: HeadInContext) -> None:
         super().__init__(head, with_target_ids(top_tokens, head.tokens))
         self.n_leaves = 1
         self._max_tree_rows = 0
@@ -190,7 +190,7 @@ class HeadContext(HeadKVState[DraftHead]):
         return self._output
 
 
-class AttachedHeadContext(_HeadContext[DraftHead]):
+class AttachedHeadContext(_HeadContext[HeadInContext]):
     """The context of a head that attends to the target's KV cache and has none of its own.
 
     A tree needs only the state before the text's last token; all of its rows have that token's
@@ -199,7 +199,7 @@ class AttachedHeadContext(_HeadContext[DraftHead]):
 
     window = 1
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: HeadInContext) -> None:
         super().__init__(head, with_target_ids(top_tokens, head.tokens))
         self._text: list[int] = []
         self._last = -1  # position of the latest state

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from batching.errors import CacheFull, InvalidParameter, check_ranges
 from batching.together import Coroutine, own_time
@@ -31,6 +31,8 @@ from speculation.drafting.tree_growth import (
     grow,
     top_children,
 )
+from speculation.heads.base import HeadInContext
+from speculation.heads.dflash import DFlashHead
 
 MAX_WIDTH = 16  # expanded nodes per level: sequences of the head's context
 MAX_DEPTH = 16
@@ -241,8 +243,8 @@ class _PromptReader:
         return self._context.begin(tokens)
 
 
-def _make_context(head: Any) -> TreeDraftContext:
+def _make_context(head: HeadInContext) -> TreeDraftContext:
     """Create the right kind of context for a head."""
-    if head.drafts_blocks:
+    if isinstance(head, DFlashHead):
         return BlockContext(head)
     return AttachedHeadContext(head) if head.attends_to_target else HeadContext(head)

@@ -13,8 +13,6 @@ from batching.errors import HeadsError
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary
-from batching.target import Output
-from batching.tree import Floats
 from speculation.heads.base import HeadInContext, opened
 from speculation.heads.file import model_name
 
@@ -25,8 +23,6 @@ class AuxStatesHead(HeadInContext):
     causal  whether a row attends only to those before it
     """
 
-    needs_hidden = False
-    tokens = None  # llama.cpp returns logits for the whole vocabulary
     causal = True
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
@@ -49,9 +45,6 @@ class AuxStatesHead(HeadInContext):
             small = replace(params, n_ctx=32, n_batch=1, n_seq_max=1)
             self._shared = Context(self._target, small)
         return Context(self.model, params, other=self._shared, causal=self.causal)
-
-    def states_of(self, output: Output, row: int) -> Floats:
-        return output.aux_hidden_states(row, self.layers)
 
     def close(self) -> None:
         super().close()

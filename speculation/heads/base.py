@@ -1,8 +1,4 @@
-"""What the engine and the drafters call on heads, and the base of those that llama.cpp runs.
-
-``Head`` is what the engine calls on every kind. Drafters see a protocol: ``StateHead`` is common to
-heads with a context, of which ``DraftHead`` drafts one token per decode, ``BlockHead`` several.
-"""
+"""The two kinds of heads: those that see one state of the target, and those with a context."""
 
 from __future__ import annotations
 
@@ -10,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.slots import Slot, Slots
+from batching.slots import Slots
 from batching.target import Output, Target
 from batching.together import Coroutine, done
 from batching.tree import Floats
@@ -52,97 +47,30 @@ class Head:
         """Free the context and the model. Idempotent."""
 
 
-class StateHead(Protocol):
-    """A head that takes the target's hidden states as input and has its own context."""
-
-    @property
-    def context(self) -> Target:
-        """The head's own context."""
-        ...
-
-    @property
-    def drafts_blocks(self) -> bool:
-        """Whether it drafts a block per decode instead of continuing from its own drafts."""
-        ...
-
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether it takes the states after the target's final norm."""
-        ...
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs (auxiliary hidden states) it takes."""
-        ...
-
-    def states_of(self, output: Output, row: int) -> Floats:
-        """The states the head takes from a row of the target's output, (width,); a view."""
-        ...
-
-
-class DraftHead(StateHead, Protocol):
-    """A head that is autoregressive over states, such as EAGLE's.
-
-    A row of its context combines a token with the state before it. The result, ``Output.hidden``,
-    is the predicted state at the token, which the row's children take. Rows of the text take the
-    target's states instead.
-    """
-
-    @property
-    def attends_to_target(self) -> bool:
-        """Whether it attends to the target's KV cache and has none of its own."""
-        ...
-
-    def encode(self, states: Floats) -> Coroutine[Floats]:
-        """Convert the target's states, (n, width), to those that rows take, (n, n_embd)."""
-        ...
-
-    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
-        """The embeddings of rows, (n, n_embd), from their tokens and the states before them."""
-        ...
-
-    @property
-    def tokens(self) -> npt.NDArray[np.int32] | None:
-        """The target's ids of the draft vocabulary, (n_drafted,); None = the whole vocabulary."""
-        ...
-
-
-class BlockHead(StateHead, Protocol):
-    """A head that drafts a block of tokens in one decode."""
-
-    @property
-    def n_drafts(self) -> int:
-        """Most tokens drafted per block."""
-        ...
-
-    def block(self, last: int, n_drafts: int) -> list[int]:
-        """The block's rows that draft ``n_drafts`` tokens after ``last``, the text's last token."""
-        ...
-
-    def candidates(self, output: Output, depth: int, previous: int, limit: int) -> Floats:
-        """The likeliest tokens, best first, and their probabilities, (2, n) with n <= ``limit``.
-
-        output    the block's
-        depth     of the draft below the text's last token; 0 = the next token
-        previous  the token before the draft
-        """
-        ...
-
-
 class HeadInContext(Head):
-    """A head whose layers llama.cpp runs, in a separate context. Close it with the target.
+    """A head that takes the target's states, and whose layers llama.cpp runs in a context of its
+    own. Close it with the target.
 
+    It is autoregressive over states, as EAGLE's: a row of its context combines a token with the
+    state before it. The result, ``Output.hidden``, is the predicted state at the token, which the
+    row's children take; rows of the text take the target's states. DFlash's drafts blocks instead.
+
+    needs_hidden    whether it takes the states after the target's final norm
+    layers          the target's layers whose inputs (auxiliary hidden states) it takes
+    tokens          the target's ids of the draft vocabulary, (n_drafted,); None = the whole one
     outputs_hidden  whether its rows have ``Output.hidden`` besides logits
     """
 
-    drafts_blocks = False
+    needs_hidden = False
+    layers: tuple[int, ...] = ()
+    tokens: npt.NDArray[np.int32] | None = None
     outputs_hidden = True
+    _context: Target | None = None
+    _slots: Slots | None = None
 
     def __init__(self, model: Model) -> None:
         """``model`` has the head's layers; it is closed with the head."""
         self.model = model
-        self._context: Context | Slot | None = None
-        self._slots: Slots | None = None
 
     def start(self, params: ContextParams, target: Context) -> None:
         self.stop()
@@ -159,6 +87,7 @@ class HeadInContext(Head):
 
     @property
     def context(self) -> Target:
+        """The head's own context."""
         if self._context is None:
             raise RuntimeError("start was not called before drafting")
         return self._context
@@ -174,8 +103,17 @@ class HeadInContext(Head):
         one._context = self._slots.slots[index]
         return one
 
+    def states_of(self, output: Output, row: int) -> Floats:
+        """The states that it takes from a row of the target's output, (width,); a view."""
+        return output.aux_hidden_states(row, self.layers)
+
     def encode(self, states: Floats) -> Coroutine[Floats]:
+        """Convert the target's states, (n, width), to those that rows take, (n, n_embd)."""
         return done(states)
+
+    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
+        """The embeddings of rows, (n, n_embd), from their tokens and the states before them."""
+        return states
 
     def close(self) -> None:
         self.stop()

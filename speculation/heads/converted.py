@@ -31,42 +31,41 @@ class ConvertedHead:
         """Raises HeadsError if the head is split into several files or names another target."""
         self.tensors = gguf.tensors
         self.target = repr(model_name(model))
-        self._gguf = gguf
-        self._model = model
-        self._architecture = gguf.metadata["general.architecture"]
+        self._gguf, self._model = gguf, model
         n_files = gguf.metadata.get("split.count", 1)
-        if n_files > 1:
-            way_out = "join them with llama.cpp's llama-gguf-split --merge"
-            raise self.error(f"is one of {n_files} files", way_out)
+        way_out = "join them with llama.cpp's llama-gguf-split --merge"
+        self.refuse(n_files > 1, f"is one of {n_files} files", way_out)
         trained_on = gguf.metadata.get("heads.target.fingerprint")
         if trained_on is not None:
             check_trained_on(gguf.path, gguf.metadata.get("heads.target.name"), trained_on, model)
 
-    def error(self, fault: str, way_out: str = USE_MATCHING) -> HeadsError:
-        """An error about the head: ``fault`` continues "the head name.gguf"."""
-        return HeadsError(f"the head {self._gguf.path.name} {fault}; {way_out}")
+    def refuse(self, condition: bool, fault: str, way_out: str = USE_MATCHING) -> None:
+        """Raise HeadsError if ``condition``; ``fault`` continues "the head name.gguf"."""
+        if condition:
+            raise HeadsError(f"the head {self._gguf.path.name} {fault}; {way_out}")
 
     def value(self, key: str, default: Any = None) -> Any:
         """Metadata of the head's architecture."""
-        return self._gguf.metadata.get(f"{self._architecture}.{key}", default)
+        architecture = self._gguf.metadata["general.architecture"]
+        return self._gguf.metadata.get(f"{architecture}.{key}", default)
 
     def check_width(self, key: str) -> None:
         """Raise HeadsError if the model's hidden states are not as wide as ``key`` says."""
         width, theirs = self.value(key), self._model.n_embd
-        if width != theirs:
-            raise self.error(
-                f"needs hidden states {width} wide, but those of {self.target} are {theirs} wide"
-            )
+        self.refuse(
+            width != theirs,
+            f"needs hidden states {width} wide, but those of {self.target} are {theirs} wide",
+        )
 
     def check_last_layer(self, layers: list[int]) -> None:
         """Raise HeadsError if the head reads the output of the model's last layer."""
         n = self._model.n_layer
-        if n in layers:
-            raise self.error(
-                f"reads the inputs of layers {layers}, but {self.target} has layers 0 to {n - 1}, "
-                f"and the output of the last one is not available",
-                "use a head that reads earlier layers",
-            )
+        self.refuse(
+            n in layers,
+            f"reads the inputs of layers {layers}, but {self.target} has layers 0 to {n - 1}, and "
+            f"the output of the last one is not available",
+            "use a head that reads earlier layers",
+        )
 
     def check_draft_vocabulary(self) -> None:
         """Raise HeadsError unless the output matrix has rows for distinct tokens of the model.
@@ -76,34 +75,32 @@ class ConvertedHead:
         n_vocab, own = self._model.n_vocab, OUTPUT in self.tensors
         n_rows = self.tensors[OUTPUT].shape[0] if own else n_vocab
         if DRAFT_TOKENS not in self.tensors:
-            if n_rows != n_vocab:
-                raise self.error(
-                    f"has {n_rows} logits and no {DRAFT_TOKENS} to map them to the {n_vocab} "
-                    f"tokens of {self.target}"
-                )
+            self.refuse(
+                n_rows != n_vocab,
+                f"has {n_rows} logits and no {DRAFT_TOKENS} to map them to the {n_vocab} tokens of "
+                f"{self.target}",
+            )
             return
         kind = self.tensors[DRAFT_TOKENS].type
-        if kind != _I64:
-            raise self.error(
-                f"has a {DRAFT_TOKENS} of type {kind}, but llama.cpp reads 64-bit integers "
-                f"({_I64})",
-                CONVERT_AGAIN,
-            )
+        self.refuse(
+            kind != _I64,
+            f"has a {DRAFT_TOKENS} of type {kind}, but llama.cpp reads 64-bit integers ({_I64})",
+            CONVERT_AGAIN,
+        )
         tokens = self._gguf.raw(DRAFT_TOKENS).reshape(-1).view(np.int64)
-        if len(tokens) != n_rows:
-            matrix = f"its {OUTPUT}" if own else f"the model's shared {OUTPUT}"
-            raise self.error(
-                f"has a {DRAFT_TOKENS} of {len(tokens)} tokens, but {matrix} has {n_rows} rows",
-                "use a complete head",
-            )
-        if tokens.min() < 0 or tokens.max() >= n_vocab:
-            raise self.error(
-                f"drafts tokens from {tokens.min()} to {tokens.max()}, but {self.target} has "
-                f"{n_vocab}"
-            )
-        if len(np.unique(tokens)) < len(tokens):
-            raise self.error(
-                f"has duplicate tokens in {DRAFT_TOKENS}: it may store differences as checkpoints "
-                f"do, but llama.cpp reads token ids",
-                CONVERT_AGAIN,
-            )
+        matrix = f"its {OUTPUT}" if own else f"the model's shared {OUTPUT}"
+        self.refuse(
+            len(tokens) != n_rows,
+            f"has a {DRAFT_TOKENS} of {len(tokens)} tokens, but {matrix} has {n_rows} rows",
+            "use a complete head",
+        )
+        self.refuse(
+            tokens.min() < 0 or tokens.max() >= n_vocab,
+            f"drafts tokens from {tokens.min()} to {tokens.max()}, but {self.target} has {n_vocab}",
+        )
+        self.refuse(
+            len(np.unique(tokens)) < len(tokens),
+            f"has duplicate tokens in {DRAFT_TOKENS}: it may store differences as checkpoints do, "
+            f"but llama.cpp reads token ids",
+            CONVERT_AGAIN,
+        )

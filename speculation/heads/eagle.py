@@ -95,7 +95,6 @@ class EagleHead(HeadInContext):
     """EAGLE's head, with F in NumPy and the layer in llama.cpp."""
 
     needs_hidden = True
-    layers: tuple[int, ...] = ()
 
     def __init__(
         self,

@@ -40,10 +40,11 @@ from speculation.heads.file import HeadsInfo, copied_tokenizer, llama_format, ne
 
 ARCHITECTURE = "eagle3"
 NORM_BEFORE_FC = "enc.output_norm.weight"
-TENSORS = {"fc", "output_norm", "rope_freqs", "token_embd", "output"}
-LAYER_TENSORS = {
-    *("attn_norm", "attn_norm_2", "attn_q", "attn_k", "attn_v", "attn_output"),
-    *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+_LAYER = "attn_norm attn_norm_2 attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down"
+KNOWN = {
+    *(f"{name}.weight" for name in "fc output_norm rope_freqs token_embd output".split()),
+    *(f"blk.0.{name}.weight" for name in _LAYER.split()),
+    *(NORM_BEFORE_FC, DRAFT_TOKENS),
 }
 
 
@@ -54,50 +55,36 @@ def check_eagle3(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
     """
     head = ConvertedHead(gguf, model)
     head.check_width("target_hidden_size")
-    _check_graph(head)
-    _check_sharing(head, model)
-    head.check_draft_vocabulary()
-    layers = head.value("target_layers")
-    if not isinstance(layers, list) or len(layers) != 3:
-        raise head.error(
-            f"lists {layers!r} as the layers it reads, but llama.cpp runs only heads that read "
-            f"three",
-            f"use another, or if an old llama.cpp converted this one, {CONVERT_AGAIN}",
-        )
-    head.check_last_layer(layers)
-    return tuple(layers)
-
-
-def _check_graph(head: ConvertedHead) -> None:
-    """Raise HeadsError if llama.cpp would leave out a part of the head."""
+    # llama.cpp would leave out other layers and tensors.
     n_blocks = head.value("block_count")
-    if n_blocks != 1:
-        fault = f"has {n_blocks} layers, but llama.cpp runs only heads with one"
-        raise head.error(fault, "use another")
-    known = {DRAFT_TOKENS, *(f"{tensor}.weight" for tensor in TENSORS)}
-    known |= {f"blk.0.{tensor}.weight" for tensor in LAYER_TENSORS}
-    if head.value("norm_before_fc"):
-        known.add(NORM_BEFORE_FC)
-    unknown = sorted(set(head.tensors) - known)
-    if unknown:
-        fault = f"has {', '.join(unknown)}, which llama.cpp ignores in EAGLE-3 heads"
-        raise head.error(fault, "use a head without them")
-
-
-def _check_sharing(head: ConvertedHead, model: Model) -> None:
-    """Raise HeadsError if the embeddings or output matrix, own or shared, do not fit."""
+    fault = f"has {n_blocks} layers, but llama.cpp runs only heads with one"
+    head.refuse(n_blocks != 1, fault, "use another")
+    unknown = set(head.tensors) - KNOWN
+    if not head.value("norm_before_fc"):
+        unknown |= set(head.tensors) & {NORM_BEFORE_FC}
+    fault = f"has {', '.join(sorted(unknown))}, which llama.cpp ignores in EAGLE-3 heads"
+    head.refuse(bool(unknown), fault, "use a head without them")
     own_width = head.value("embedding_length")
     for shared in (EMBEDDINGS, OUTPUT):
-        if shared not in head.tensors and own_width != model.n_embd:
-            raise head.error(
-                f"is {own_width} wide and has no {shared}; it cannot share that of {head.target}, "
-                f"which is {model.n_embd} wide"
-            )
-    n_embeddings = head.tensors[EMBEDDINGS].shape[0] if EMBEDDINGS in head.tensors else None
-    if n_embeddings is not None and n_embeddings < model.n_vocab:
-        raise head.error(
-            f"has embeddings of {n_embeddings} tokens, but {head.target} has {model.n_vocab}"
+        head.refuse(
+            shared not in head.tensors and own_width != model.n_embd,
+            f"is {own_width} wide and has no {shared}; it cannot share that of {head.target}, "
+            f"which is {model.n_embd} wide",
         )
+    n_embeddings = head.tensors[EMBEDDINGS].shape[0] if EMBEDDINGS in head.tensors else None
+    head.refuse(
+        n_embeddings is not None and n_embeddings < model.n_vocab,
+        f"has embeddings of {n_embeddings} tokens, but {head.target} has {model.n_vocab}",
+    )
+    head.check_draft_vocabulary()
+    layers = head.value("target_layers")
+    head.refuse(
+        not isinstance(layers, list) or len(layers) != 3,
+        f"lists {layers!r} as the layers it reads, but llama.cpp runs only heads that read three",
+        f"use another, or if an old llama.cpp converted this one, {CONVERT_AGAIN}",
+    )
+    head.check_last_layer(layers)
+    return tuple(layers)
 
 
 def write_eagle3(
@@ -157,6 +144,3 @@ class Eagle3Head(AuxStatesHead):
 
     def encode(self, states: Floats) -> Coroutine[Floats]:
         return encoding(self.context, states)
-
-    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
-        return states

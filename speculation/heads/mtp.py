@@ -12,7 +12,7 @@ KV cache. The layer was trained for one token; for more, it continues from its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from batching.errors import HeadsError, UnsupportedModel
 from batching.gguf.mtp import find_mtp_layers
@@ -21,10 +21,11 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.private_api import MTP_GRAPHS, check_functions
 from batching.llama.vocabulary import check_same_vocabulary
-from batching.target import Output
-from batching.tree import Floats
 from speculation.heads.base import HeadInContext, opened
-from speculation.heads.file import HeadsKind, model_name
+from speculation.heads.file import HeadsKind, llama_format, model_name
+
+ARCHITECTURE = "gemma4-assistant"
+TARGET = "gemma4"
 
 
 def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
@@ -69,9 +70,6 @@ def _sizes(architecture: str | None, n_layer: int, n_embd: int, n_vocab: int) ->
 class MtpHead(HeadInContext):
     """The first of a model's MTP layers, which takes the state the model passes to it."""
 
-    needs_hidden = False
-    tokens = None  # the draft vocabulary is the whole vocabulary
-
     def __init__(self, target: Model, model: Model) -> None:
         """``model`` has the layer: ``target`` itself, or a separate file of MTP layers.
 
@@ -85,13 +83,48 @@ class MtpHead(HeadInContext):
     def _make_context(self, params: ContextParams, target: Context) -> Context:
         return Context(self.model, params, mtp=True)
 
-    def states_of(self, output: Output, row: int) -> Floats:
-        return output.aux_hidden_states(row, self.layers)
-
-    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
-        return states
-
     def close(self) -> None:
         self.stop()
         if self._is_separate:
             super().close()
+
+
+class AssistantHead(MtpHead):
+    """Gemma 4's assistant, a small model that attends to its target's KV cache.
+
+    Google publishes one for each size of Gemma 4, as a GGUF of architecture ``gemma4-assistant``:
+
+        x = P [e(token); g]        g' = Q layers(x)        logits = O norm(layers(x))
+
+    g is the target's state after the final norm, or g' of the parent row. The layers have only
+    queries and attend to the keys and values of the target's last layers, so the assistant has no
+    KV cache. As in its training, all rows of a step have the position of the text's last token.
+    """
+
+    attends_to_target = True
+
+    def _make_context(self, params: ContextParams, target: Context) -> Context:
+        # Several texts have the sequences that they have in the target.
+        n_seq_max = max(params.n_seq_max, target.n_seq_max)
+        return Context(self.model, replace(params, n_seq_max=n_seq_max), other=target)
+
+
+def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
+    """Load the head for ``target``.
+
+    Raises HeadsError for another model's assistant, VocabularyMismatch, and the errors of
+    ``Model``.
+    """
+    with opened(gguf.path, target) as model:
+        architecture = target.metadata("general.architecture")
+        if (architecture, target.n_embd) != (TARGET, model.n_embd_out):
+            raise HeadsError(
+                f"{gguf.path.name} is the assistant of a {TARGET} model of width "
+                f"{model.n_embd_out}, but {model_name(target)!r} has architecture {architecture} "
+                f"and width {target.n_embd}; use the assistant made for this model"
+            )
+        check_same_vocabulary(target, model, special=False)
+        return AssistantHead(target, model)
+
+
+ASSISTANT = llama_format(KIND.method, ARCHITECTURE, load_assistant)

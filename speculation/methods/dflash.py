@@ -21,7 +21,7 @@ from speculation.heads.dflash import KIND
 class DFlashParams(GrownParams):
     """The size of the tree drafted from a block.
 
-    depth   draft tokens in a row, limited by the head's block size (one less for some heads)
+    depth   draft tokens in a row, at most one less than the head's block has
     top_k   candidates per position, and paths continued to the next: 1 = a chain
     window  tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the
             second step

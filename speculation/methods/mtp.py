@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
 from speculation.drafting.resources import if_loaded
-from speculation.heads import assistant
-from speculation.heads.mtp import KIND
+from speculation.heads.mtp import ASSISTANT, KIND
 
 
 @dataclass(frozen=True)
@@ -44,5 +43,5 @@ spec = MethodSpec(
         what="a model with multi-token-prediction layers, or a file of such layers,",
     ),
     as_source=AsSource(if_loaded(KIND.method, MtpParams(depth=8))),
-    heads=(KIND, assistant.KIND),
+    heads=(KIND, ASSISTANT),
 )

@@ -18,10 +18,9 @@ from batching.cache import common_prefix
 from batching.errors import CannotRewind
 from batching.rows import Rows, rows_back
 from batching.target import Cancelled, Meanwhile, Output, Watch
-from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
 from speculation.chat.detokenizer import Token
-from speculation.heads.base import Head
+from speculation.heads.base import HeadInContext
 from speculation.heads.medusa import N_CHOICES, Choices, MedusaHeads
 
 N_VOCAB = 12
@@ -73,23 +72,20 @@ class FakeHeads(MedusaHeads):
         return found[:N_CHOICES]
 
 
-class FakeEagleHead(Head):
+class FakeEagleHead(HeadInContext):
     """A head whose context predicts by ``logits``; its rows hold token and state, (n, 1 + 5)."""
 
-    drafts_blocks = False
     needs_hidden = True
-    layers = ()
-    tokens = None
 
     def __init__(self, logits: Callable[[tuple[int, ...]], Floats]) -> None:
-        self.context = FakeTarget(logits=logits)
+        self._context = FakeTarget(logits=logits)
         self.context.want_hidden(True)
 
     def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
 
-    def encode(self, states: Floats) -> Coroutine[Floats]:
-        return done(states)
+    def of_slot(self, index: int, n_slots: int) -> FakeEagleHead:
+        return self
 
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
         return np.column_stack([np.array(tokens, np.float32), states])

@@ -57,46 +57,6 @@ def dflash_tensors(
     return weights
 
 
-def dflash2(
-    top_k: int = 4, rank: int = 8, n_embd: int = 32, n_blocks: int = 2
-) -> dict[str, Floats]:
-    """The tensors that DFlash 2 adds: convolutions along the block and a selector."""
-    n_groups, kernel = n_embd // 8, 2
-    shapes: dict[str, tuple[int, ...]] = {
-        "selector_predecessor.weight": (N_TINY, rank),
-        "selector_successor.weight": (N_TINY, rank),
-        "selector_hidden.weight": (rank, n_embd),
-    }
-    for i in range(n_blocks):
-        for part in ("attn", "ffn"):
-            shapes[f"blk.{i}.{part}_conv_proj.weight"] = (2 * kernel * n_groups, n_embd)
-    weights = random_weights(shapes, 5)
-    rng = np.random.default_rng(6)
-    for i in range(n_blocks):
-        for part in ("attn", "ffn"):
-            base = rng.standard_normal((2, kernel, n_embd)).astype(np.float32)
-            weights[f"blk.{i}.{part}_conv_base"] = base
-    return weights
-
-
-DFLASH2 = {
-    "dflash.conv_kernel_size": 2,
-    "dflash.conv_group_size": 8,
-    "dflash.selector_rank": 8,
-    "dflash.selector_top_k": 4,
-}
-
-
-def dspark(rank: int = 8, n_embd: int = 32, *, confidence: bool = True) -> dict[str, Floats]:
-    """The tensors that DSpark adds: for the previous token, and for the confidence."""
-    weights = random_weights(
-        {"markov_w1.weight": (N_TINY, rank), "markov_w2.weight": (N_TINY, rank)}, 7
-    )
-    if confidence:
-        weights |= random_weights({"conf_proj.weight": (1, n_embd + rank)}, 8)
-    return weights
-
-
 def write_tiny_dflash(
     path: Path,
     *,

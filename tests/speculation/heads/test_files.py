@@ -36,7 +36,7 @@ from speculation.methods import METHODS, MethodTable, parse_method
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
 from tests.support.head_checks import load_heads, matrix, started
-from tests.support.tiny_dflash import DFLASH2, dflash2, dspark, write_tiny_dflash
+from tests.support.tiny_dflash import write_tiny_dflash
 from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import N_TINY, finish_writer, started_writer, write_tiny_gguf
 from tests.support.tiny_heads import (
@@ -258,10 +258,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has the mask token None"),
         ({"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}}, f"has the mask token {N_TINY}"),
         ({"block_size": 1}, "has blocks of 1 tokens"),
-        (
-            {"tensors": dspark(), "metadata": {"dflash.block_size": None}},
-            "has blocks of None tokens",
-        ),
+        ({"tensors": {"markov_w1.weight": matrix(N_TINY, 8)}}, "is one of DSpark; use a head of D"),
+        ({"tensors": {"selector_hidden.weight": matrix(8, 32)}}, "is one of DFlash 2; use a head"),
         ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4 wide"),
         (
             {"tensors": {"output.weight": matrix(9, 32)}},
@@ -356,7 +354,7 @@ def test_a_truncated_file_is_reported(
 def test_missing_library_functions_are_reported(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=dflash2(), metadata=DFLASH2)
+    path = write_tiny_dflash(tmp_path / "head.gguf")
     name = "llama_set_embeddings_nextn"
     with monkeypatch.context() as patch:
         patch.setitem(private_api.FUNCTIONS, name, None)

@@ -1,4 +1,4 @@
-"""DFlash: heads in llama.cpp's own form that draft a block at once, and its variants."""
+"""DFlash: heads in llama.cpp's own form that draft a block at once."""
 
 from __future__ import annotations
 
@@ -20,23 +20,18 @@ from batching.together import run
 from batching.tree import Floats
 from speculation.drafting.block_context import BlockContext
 from speculation.drafting.cost import Cost, CostCurve
-from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
-from speculation.heads.dflash import DFlashHead
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.head_checks import TEXT, check_texts, load_heads, matrix
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import rms_norm
 from tests.support.tiny_dflash import (
-    DFLASH2,
     HEAD,
     MASK,
     N_COUNTED,
     N_HEAD,
     N_HEAD_KV,
     counted,
-    dflash2,
-    dspark,
     write_counting_gguf,
     write_counting_head,
     write_tiny_dflash,
@@ -58,12 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tensors": {"d2t": np.array(DRAFTED, np.int64), "output.weight": matrix(len(DRAFTED), 32)}
     },
     "embeddings of its own": {"tensors": {"token_embd.weight": matrix(N_TINY, 32)}},
-    "DFlash 2": {"tensors": dflash2(), "metadata": DFLASH2},
-    "DSpark": {"tensors": dspark()},
-    "DSpark from the place after": {
-        "tensors": dspark(confidence=False),
-        "metadata": {"dflash.sample_from_anchor": False, "dflash.attention.causal": False},
-    },
+    "causal": {"metadata": {"dflash.attention.causal": True}},
 }
 
 
@@ -276,94 +266,6 @@ def test_a_full_head_context_ends_drafting_but_not_the_text(counting: tuple[Path
     with Engine.load(counting[0], params, heads=counting[1]) as engine:
         _, drafted = same_texts(engine, counted()[:200], "dflash", sampling=endless(engine))
         assert (drafted.finish_reason, len(drafted.token_ids)) == ("context", 57)
-
-
-# Variants: DFlash 2 and DSpark
-
-
-def nearly_identity_conv(weights: dict[str, Floats]) -> dict[str, Floats]:
-    """Convolutions that leave a row almost unchanged."""
-    for name, values in weights.items():
-        values *= 0.1
-        if name.endswith("conv_base"):
-            values *= 0
-            values[:, 0] = 1
-    return weights
-
-
-@pytest.mark.parametrize(
-    ("more", "n_accepted"),
-    [
-        ({"tensors": nearly_identity_conv(dflash2(n_blocks=1)), "metadata": DFLASH2}, 40),
-        ({"tensors": dspark(), "metadata": {"dflash.sample_from_anchor": False}}, 40),
-    ],
-    ids=["DFlash 2", "DSpark"],
-)
-def test_drafts_of_the_variants_are_accepted_and_none_is_below_p_min(
-    tmp_path: Path, more: dict[str, Any], n_accepted: int
-) -> None:
-    target = write_counting_gguf(tmp_path / "target.gguf")
-    head = write_counting_head(tmp_path / "head.gguf", **more)
-    text = [1, *counted()[:20]]
-    with Engine.load(target, EXACT, heads=head) as engine:
-        stats = engine.generate(text, method="dflash", max_tokens=51).run().stats
-        assert stats.n_accepted == n_accepted
-        sure = engine.generate(text, method="dflash:p_min=0.5", max_tokens=51).run().stats
-        assert 0 < sure.n_drafted < stats.n_drafted
-
-
-def first_scores(head: DFlashHead, context: Context, text: list[int]) -> Scores:
-    levels = BlockContext(head)
-    levels.prepare(64, 4, 5)
-    SequenceCache(context).prefill(text[:-1], reader=levels)
-    root = run(levels.root(text))
-    assert root is not None
-    return root[0]
-
-
-def test_dflash_2_scores_each_candidate_given_the_one_before(tmp_path: Path, target: Path) -> None:
-    w, metadata = dflash2(rank=4), {**DFLASH2, "dflash.selector_rank": 4}
-    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=w, metadata=metadata)
-    with Model(target) as model, Context(model, EXACT) as context:
-        head = load_heads([path], model)["dflash"]
-        head.start(EXACT, context)
-        place = first_scores(head, context, [*TEXT, 281])
-        output = place.output  # type: ignore[attr-defined]
-        assert sorted(place.logits(0)[0]) == sorted(np.argsort(output.logits(1))[-4:])
-        logits, found = output.logits(2), []
-        for above in place.logits(0)[0].astype(int):
-            tokens, probs = head.candidates(output, 1, above, 4)
-            tokens = tokens.astype(int)
-            assert sorted(tokens) == sorted(np.argsort(logits)[-4:])
-            # log p = logit + gate . (predecessor * successor) + c, with one gate for all pairs
-            pairs = w["selector_predecessor.weight"][above] * w["selector_successor.weight"][tokens]
-            left = np.log(probs) - logits[tokens]
-            found += list(zip(pairs - pairs[0], left - left[0], strict=True))
-        head.close()
-    pairs, left = (np.array(some) for some in zip(*found, strict=True))
-    gate = np.linalg.lstsq(pairs, left, rcond=None)[0]
-    np.testing.assert_allclose(pairs @ gate, left, atol=1e-4)
-    assert abs(left).max() > 0.1
-
-
-def test_dspark_predicts_how_likely_a_draft_is_to_be_accepted(tmp_path: Path, target: Path) -> None:
-    plain = write_tiny_dflash(tmp_path / "plain.gguf", tensors=dspark(confidence=False))
-    sure = write_tiny_dflash(tmp_path / "sure.gguf", tensors=dspark())
-    found = []
-    with Model(target) as model, Context(model, EXACT) as context:
-        for path in (plain, sure):
-            head = load_heads([path], model)["dflash"]
-            head.start(EXACT, context)
-            assert head.n_drafts == 8  # the row of the last token drafts too
-            found.append(first_scores(head, context, [*TEXT, 281]).logits(0).copy())
-            context.seq_rm(-1, 0, -1)
-            head.close()
-    (tokens, probs), (same_tokens, calibrated) = found
-    assert tokens.tolist() == same_tokens.tolist()
-    assert abs(probs[0] - calibrated[0]) > 0.01
-    np.testing.assert_allclose(
-        calibrated[1:] / (1 - calibrated[0]), probs[1:] / (1 - probs[0]), rtol=1e-4
-    )
 
 
 # Any head
