@@ -276,7 +276,7 @@ class Method:
     def __str__(self) -> str:
         """The method as on the command line, without defaults."""
         changed = [
-            f"{field.name}={_format(getattr(self.params, field.name))}"
+            f"{field.name}={shown(getattr(self.params, field.name))}"
             for field in fields(self.params)
             if getattr(self.params, field.name) != field.default
         ]
@@ -311,5 +311,6 @@ def _union(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted({layer for layers in lists for layer in layers}))
 
 
-def _format(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A parameter's value as it is written on the command line."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

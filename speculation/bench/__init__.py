@@ -14,5 +14,5 @@ How it measures:
   gap between the two tokens' logits, recomputed by plain decoding.
 
 ``options`` reads the flags, ``prompt_file`` the prompts, ``run`` measures, ``results`` has the data
-of a run, ``summary`` the statistics; ``report``, ``html_report`` and ``json_file`` write output.
+of a run, ``summary`` the statistics; ``report``, ``plot`` and ``json_file`` write output.
 """

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from tqdm import tqdm
 
 from speculation.drafter import BASELINE
 
 
-def bar(total: int, unit: str) -> tqdm[Any]:
-    """A bar on stderr, updated only every 30 seconds if that is not a terminal."""
-    live = sys.stderr.isatty()
-    return tqdm(
-        total=total,
-        unit=unit,
-        file=sys.stderr,
-        dynamic_ncols=live,
-        ascii=not live,
-        mininterval=0.1 if live else 30,
-    )
-
-
 class Progress:
-    """A bar over ``total`` measurements."""
+    """A bar over ``total`` measurements, updated every 30 seconds if stderr is not a terminal."""
 
     def __init__(self, total: int) -> None:
-        self._bar = bar(total, "run")
+        live = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total,
+            unit="run",
+            file=sys.stderr,
+            dynamic_ncols=live,
+            ascii=not live,
+            mininterval=0.1 if live else 30,
+        )
         self._totals: dict[str, tuple[int, float]] = {}  # tokens, seconds
 
     def __enter__(self) -> Progress:
@@ -40,7 +34,12 @@ class Progress:
         """Count a completed run, which made ``n_tokens`` in ``seconds``."""
         tokens, total = self._totals.get(method, (0, 0.0))
         self._totals[method] = (tokens + n_tokens, total + seconds)
-        self._bar.set_postfix_str(self._fastest(), refresh=False)
+        rates = {name: n / seconds for name, (n, seconds) in self._totals.items() if seconds}
+        plain = rates.pop(BASELINE, 0.0)
+        if plain and rates:
+            best = max(rates, key=rates.__getitem__)
+            text = f"fastest {best} {rates[best] / plain:.2f}x"
+            self._bar.set_postfix_str(text, refresh=False)
         self.advance(prompt_id)
 
     def advance(self, what: str) -> None:
@@ -52,12 +51,3 @@ class Progress:
         """Remove ``n_runs`` from the total and print why."""
         self._bar.total -= n_runs
         tqdm.write(reason, file=sys.stderr)
-
-    def _fastest(self) -> str:
-        """``fastest prompt-lookup 1.85x``, from all tokens and seconds so far."""
-        rates = {method: n / seconds for method, (n, seconds) in self._totals.items() if seconds}
-        plain = rates.pop(BASELINE, 0.0)
-        if not plain or not rates:
-            return ""
-        best = max(rates, key=rates.__getitem__)
-        return f"fastest {best} {rates[best] / plain:.2f}x"

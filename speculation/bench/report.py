@@ -1,13 +1,17 @@
-"""Formats results: a table per category, draft sources, differing texts. Pure."""
+"""Formats results: a table per category, draft sources, differing texts; lists methods. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from speculation.bench.results import Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row
-from speculation.bench.table import Table
+from speculation.drafter import shown
+from speculation.methods import METHODS, parameter_docs
 from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
@@ -23,6 +27,39 @@ LEGEND = """\
 speed-up: mean ± standard deviation over prompts; overall: from all tokens and seconds; accept:
 acceptance rate; prefill: ms per run; draft to commit: ms per step; outside: µs per step outside \
 decode"""
+
+
+NAME_WIDTH = 24  # longer names of rows get a line of their own
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, headings and rows of strings; the first column names the row.
+
+    note  explains the columns in a sentence or two
+    gap   spaces between columns
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    gap: int = 2
+
+    def text(self) -> str:
+        """The table in aligned columns."""
+        grid = [self.headings, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+        widths[0] = max(len(row[0]) for row in grid if len(row[0]) <= NAME_WIDTH)
+        lines = [self.title]
+        for name, *cells in grid:
+            if len(name) > widths[0]:
+                lines.append(name)
+                name = ""
+            aligned = [name.ljust(widths[0])]
+            aligned += [cell.rjust(n) for cell, n in zip(cells, widths[1:], strict=True)]
+            lines.append((" " * self.gap).join(aligned).rstrip())
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -70,7 +107,10 @@ def choices(rows: Sequence[Row]) -> list[Table]:
 
 
 def _choices_of(row: Row, sources: Sequence[str]) -> list[str]:
-    cells = [_category(row), *(_share(n, row.rows_histogram) for n in bucketed(row.rows_histogram))]
+    cells = [
+        category_title(row),
+        *(_share(n, row.rows_histogram) for n in bucketed(row.rows_histogram)),
+    ]
     if sources:
         counts = row.accepted_by_source
         cells += ["", *(_share(counts.get(source, 0), counts) for source in sources)]
@@ -117,7 +157,7 @@ def skipped_turns(skipped: Sequence[Skipped]) -> str:
     if not skipped:
         return ""
     names = ", ".join(turn.prompt_id for turn in skipped)
-    return f"{counted(len(skipped), 'prompt')} skipped, too long for the context: {names}"
+    return f"{counted(len(skipped), 'prompt')} skipped, too long for the context: {names}\n"
 
 
 def counted(n: int, noun: str) -> str:
@@ -126,10 +166,11 @@ def counted(n: int, noun: str) -> str:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    return f"{_category(rows[0])}: {counted(max(row.n_prompts for row in rows), 'prompt')}"
+    return f"{category_title(rows[0])}: {counted(max(row.n_prompts for row in rows), 'prompt')}"
 
 
-def _category(row: Row) -> str:
+def category_title(row: Row) -> str:
+    """The category as tables show it."""
     return "all categories" if row.category == ALL else row.category
 
 
@@ -168,3 +209,16 @@ def _difference(run: Run, at: Difference, piece: Callable[[int], bytes]) -> str:
         f"  {run.method}  {run.prompt_id}  token {at.index}: "
         f"plain {ar_text}, here {text}, logit gap {gap}"
     )
+
+
+def list_methods() -> str:
+    """Every method with its summary, and its parameters with their defaults."""
+    found = []
+    for spec in METHODS.values():
+        lines = textwrap.wrap(f"{spec.name}  {spec.summary}", 100, subsequent_indent="    ")
+        docs = parameter_docs(spec.params)
+        for field in dataclasses.fields(spec.params):
+            text = f"{field.name}={shown(field.default)}  {docs[field.name]}"
+            lines += textwrap.wrap(text, 100, initial_indent="    ", subsequent_indent="        ")
+        found.append("\n".join(lines))
+    return "\n\n".join(found)

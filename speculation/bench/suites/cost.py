@@ -10,26 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from speculation.auto.calibration import measure_cost
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import NONE
+from speculation.bench.report import NONE, Table
 from speculation.bench.results import Curve, Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
-from speculation.bench.table import Table
 from speculation.engine import Engine
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SIZES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
 N_PAST = (0, 128, 512, 1024, 2048, 4096, 8192)
 RELATIVE = (2, 4, 8, 16, 32, 64)
-TICKS = (1, 2, 4, 8, 16, 32, 64)  # of the logarithmic axes
 BUDGET_SECONDS = 60.0  # per curve; the sizes left after it are skipped
 
 
@@ -94,36 +88,6 @@ class Cost(Suite):
                 "a step of n rows pays if it makes more tokens than that",
             ),
         ]
-
-    def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
-        from speculation.bench.plots import GREY, marked, subplots
-
-        figure, axes = subplots(n_columns=2, height=4.0)
-        left, right = axes[0]
-        for i, curve in enumerate(results.curves):
-            milliseconds = [1e3 * value for value in curve.seconds]
-            label = f"n_past {curve.n_past}"
-            left.plot(curve.sizes, milliseconds, label=label, **marked(i))
-            relative = [value / curve.seconds[0] for value in curve.seconds]
-            right.plot(curve.sizes, relative, **marked(i))
-        left.set_ylabel("ms")
-        left.set_xlim(left=0)
-        left.set_ylim(bottom=0)
-        right.set_ylabel("relative to one row")
-        right.plot(TICKS, TICKS, color=GREY, linestyle="--", linewidth=1.2)
-        right.set_xscale("log", base=2)
-        right.set_yscale("log", base=2)
-        right.set_xticks(TICKS, [str(n) for n in TICKS])
-        right.set_yticks(TICKS, [str(n) for n in TICKS])
-        for ax in (left, right):
-            ax.set_xlabel("rows per batch")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4)
-        caption = (
-            "Left: time to decode n rows (lower quartile). Right: the same relative to a single "
-            "row, on logarithmic axes: a step of n rows pays off if it makes more tokens than "
-            "that. Dashed: n times a single row."
-        )
-        return [("cost", caption, figure)]
 
 
 def _reachable(engine: Engine) -> list[int]:

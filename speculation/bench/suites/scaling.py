@@ -12,22 +12,17 @@ from dataclasses import dataclass
 from math import log2
 from statistics import correlation, linear_regression
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import NONE, percent
+from speculation.bench.report import NONE, Table, percent
 from speculation.bench.results import Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
-from speculation.bench.table import Table
 from speculation.drafter import BASELINE
 from speculation.engine import Engine
 from speculation.methods import parse_method
 from speculation.methods.lookahead import LookaheadParams
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
 NGRAMS = (3, 5, 7)
@@ -46,6 +41,11 @@ class Fit:
     base: float
     slope: float
     r2: float | None
+
+    def __str__(self) -> str:
+        if self.r2 is None:
+            return f"{self.base:.2f} for every W"
+        return f"{self.base:.2f} + {self.slope:.2f} log₂ W, R² {self.r2:.2f}"
 
 
 class Scaling(Suite):
@@ -110,48 +110,6 @@ class Scaling(Suite):
             ),
         ]
 
-    def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
-        from speculation.bench.plots import GREY, marked, subplots
-
-        rows = lookahead_rows(results)
-        figure, axes = subplots(n_columns=2, height=3.6, sharey=True)
-        left, right = axes[0]
-        for i, n in enumerate(NGRAMS):
-            points = diagonal(rows, n)
-            fit = fitted(points)
-            left.plot(*_columns(points), linestyle="none", label=_label(n, fit), **marked(i))
-            if fit is not None:
-                ends = [points[0][0], points[-1][0]]
-                line = [fit.base + fit.slope * log2(w) for w in ends]
-                left.plot(ends, line, color=marked(i)["color"], linewidth=1.2)
-        window, n = GUESSES_AT
-        guesses = [
-            (params.guesses, row.tokens_per_step)
-            for params, row in rows
-            if (params.window, params.ngram) == GUESSES_AT
-        ]
-        right.plot(*_columns(sorted(guesses)), **marked(NGRAMS.index(n)))
-        left.set_title("window and guesses together, G = W")
-        right.set_title(f"guesses alone, W = {window}, N = {n}")
-        left.set_xlabel("W")
-        right.set_xlabel("G")
-        left.set_ylabel("tokens per step")
-        for ax in (left, right):
-            ax.set_xscale("log", base=2)
-            ax.set_xlim(0.8, 1.25 * WINDOWS[-1])
-            ax.set_xticks(WINDOWS, [str(w) for w in WINDOWS])
-            ax.minorticks_off()
-            ax.axhline(1.0, color=GREY, linestyle="--", linewidth=1.2)
-        low, high = left.get_ylim()
-        left.set_ylim(min(low, 0.9), max(high, 1.5))  # or rounding would look like a trend
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
-        caption = (
-            "Tokens per step (step compression) of lookahead over the window, on a logarithmic "
-            "axis: on a straight line, each doubling of the window adds the same. Dashed: plain "
-            "decoding."
-        )
-        return [("scaling", caption, figure)]
-
 
 def grid() -> list[str]:
     """The methods: W = G for every N, as far as a batch allows, then G alone."""
@@ -196,15 +154,3 @@ def mean_rows(row: Row) -> float:
     """Mean rows per step."""
     steps = sum(row.rows_histogram.values())
     return sum(n * count for n, count in row.rows_histogram.items()) / steps
-
-
-def _label(ngram: int, fit: Fit | None) -> str:
-    if fit is None:
-        return f"N = {ngram}"
-    if fit.r2 is None:
-        return f"N = {ngram}: {fit.base:.2f} for every W"
-    return f"N = {ngram}: {fit.base:.2f} + {fit.slope:.2f} log₂ W, R² {fit.r2:.2f}"
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]

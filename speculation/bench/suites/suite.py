@@ -1,20 +1,21 @@
-"""The base class of suites. Most measure prompts and differ in methods, tables and figures."""
+"""The base class of suites, which is the default one: methods on prompts, with their speed-ups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import counted
+from speculation.bench.prompt_file import MEMORY, Prompt
+from speculation.bench.report import Table, counted, tables
 from speculation.bench.results import Curve, Results, Run, Skipped
 from speculation.bench.run import Plan, measure, warm_up
-from speculation.bench.table import Table
+from speculation.bench.summary import summarise
+from speculation.drafter import BASELINE
 from speculation.engine import Engine
+from speculation.settings import DEFAULT_METHOD
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 MAX_NAMED = 8  # methods
 
 
@@ -28,9 +29,9 @@ class Suite:
     refused   flags that do not apply, by their names in Options
     """
 
-    name = ""
-    title = ""
-    methods: Sequence[str] = ()
+    name = "builtin"
+    title = "comparison of methods on the prompts"
+    methods: Sequence[str] = (BASELINE, DEFAULT_METHOD, "prompt-lookup")
     defaults: Mapping[str, Any] = MappingProxyType({})
     refused: Sequence[str] = ()
 
@@ -67,8 +68,20 @@ class Suite:
 
     def tables(self, results: Results) -> list[Table]:
         """The results as tables."""
-        raise NotImplementedError
+        return tables(summarise(results.runs))
 
-    def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
-        """The results as figures: file name, caption, figure. Needs matplotlib."""
-        raise NotImplementedError
+
+class Memory(Suite):
+    """The prompts twice, in the same order. In the second pass the memory has all of the first."""
+
+    name = "memory"
+    title = "drafts from earlier texts, with a cold and then a warm memory"
+    methods = (BASELINE, "prompt-lookup", "suffix:memory=off", "suffix")
+    defaults = MappingProxyType({"prompts": MEMORY, "n_predict": 256})
+
+    def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
+        return [
+            replace(prompt, id=f"{prompt.id}-{state}", category=f"{prompt.category}, {state}")
+            for state in ("cold", "warm")
+            for prompt in given
+        ]

@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from speculation.bench import __main__ as bench
-from speculation.bench.list_methods import list_methods
 from speculation.bench.options import parse_options
-from speculation.bench.report import differences, skipped_turns, tables
+from speculation.bench.report import differences, list_methods, skipped_turns, tables
 from speculation.bench.results import Difference, Skipped, first_difference
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.summary import summarise
@@ -176,8 +175,8 @@ def test_skipped_turns_are_counted_and_named() -> None:
     skipped = [Skipped("a#2", "chat", "long"), Skipped("b", "chat", "long")]
     assert [skipped_turns(skipped[:n]) for n in range(3)] == [
         "",
-        "1 prompt skipped, too long for the context: a#2",
-        "2 prompts skipped, too long for the context: a#2, b",
+        "1 prompt skipped, too long for the context: a#2\n",
+        "2 prompts skipped, too long for the context: a#2, b\n",
     ]
 
 
@@ -206,11 +205,11 @@ def test_the_order_of_methods_rotates_from_round_to_round() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--methods", "lokahead"], "there is no method 'lokahead'; did you mean lookahead?"),
+        (["--methods", "lokahead"], "there is no method 'lokahead'; give one of auto, ar, "),
         (["--methods", "jacobi:guesses=0"], "guesses is 0; give 1 to 256"),
         (["--repeat", "0"], "invalid value '0'; give an integer from 1"),
         (["--n-predict", "many"], "invalid value 'many'; give an integer from 1"),
-        (["--prompt", "Hi", "--prompts", "p.jsonl"], "not allowed with argument"),
+        (["--prompt", "Hi", "--prompts", "p.jsonl"], "--prompt and --prompts are both given"),
     ],
 )
 def test_an_invalid_flag_is_explained(

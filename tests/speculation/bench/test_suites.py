@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import pytest
 
 from speculation.bench import __main__ as bench
 from speculation.bench.options import parse_options
-from speculation.bench.plots import style, svg
+from speculation.bench.plot import write_plot
 from speculation.bench.results import Curve, Results
 from speculation.bench.suites import SUITES, cost, scaling
 from speculation.engine import Engine
 from speculation.methods import parse_method
-from tests.speculation.bench.runs import PHASES, results, run
+from tests.speculation.bench.runs import results, run
 
 
 def measured(*of_methods: tuple[str, int], **more: Any) -> Results:
@@ -167,25 +166,20 @@ def test_cost_curves_are_measured_and_saved(
     assert "the context or the batch is too small for n_past 9999" in shown
 
 
-# Figures
+# Pictures
 
 
-@pytest.fixture(autouse=True)
-def styled() -> Iterator[None]:
-    pytest.importorskip("matplotlib")
-    with style():
-        yield
-
-
-def drawn(name: str, measured: Results) -> list[Any]:
-    """The suite's figures, laid out."""
-    figures = []
-    for _, caption, figure in SUITES[name].figures(measured):
-        assert caption.endswith(".")
-        assert svg(figure).startswith("<?xml")
-        assert all(ax.get_xlabel() for ax in figure.axes[-1:])
-        figures.append(figure)
-    return figures
+def drawn(name: str, measured: Results, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    """The suite's picture, laid out."""
+    figure = pytest.importorskip("matplotlib.figure")
+    made: list[Any] = []
+    savefig = figure.Figure.savefig
+    monkeypatch.setattr(figure.Figure, "savefig", lambda f, to: (made.append(f), savefig(f, to)))
+    write_plot(str(folder / f"{name}.svg"), name, measured)
+    assert (folder / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
+    (ax,) = made[0].axes
+    assert ax.get_xlabel()
+    return made[0]
 
 
 def overlapping(ax: Any) -> list[tuple[str, str]]:
@@ -202,37 +196,38 @@ def overlapping(ax: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_no_tick_labels_overlap_whatever_the_times(scale: float) -> None:
+def test_no_tick_labels_overlap_whatever_the_times(
+    scale: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     methods = ["ar", "auto", "prompt-lookup", "lookahead:window=7,ngram=5,guesses=7", "jacobi"]
-    phases = {name: scale * value for name, value in PHASES.items()}
     runs = [
-        run(
-            name,
-            f"{category}-{i}",
-            99,
-            scale / i,
-            category=category,
-            phase_seconds=phases,
-            tokens_histogram={1: 5, 20: 2},
-        )
+        run(name, f"{category}-{i}", 99, scale / i, category=category)
         for name in methods
         for category in ("chat", "edit-code", "summarise")
         for i in (1, 2)
     ]
     sizes = [1, 2, 3, 4, 8, 16, 32, 64]
     curves = [Curve(n, sizes, [scale * (1 + n / 4096 + r / 8) for r in sizes]) for n in (0, 8192)]
-    figures = drawn("builtin", results(*runs)) + drawn("cost", results(curves=curves))
-    assert len(figures) == 4
-    assert [overlapping(ax) for figure in figures for ax in figure.axes] == [[]] * 9
+    for name, found in (("builtin", results(*runs)), ("cost", results(curves=curves))):
+        figure = drawn(name, found, monkeypatch, tmp_path)
+        assert [overlapping(ax) for ax in figure.axes] == [[]]
+        monkeypatch.undo()
 
 
-def test_constant_data_show_all_points_and_no_trend() -> None:
-    (figure,) = drawn("scaling", measured(*CONSTANT))
+def test_a_picture_of_plain_decoding_alone_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn("builtin", results(run("ar", "chat-1", 9, 1.0)), monkeypatch, tmp_path)
+
+
+def test_constant_data_show_all_points_and_no_trend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figure = drawn("scaling", measured(*CONSTANT), monkeypatch, tmp_path)
     points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"][:2]
     assert [list(line.get_ydata()) for line in points] == [[1.2, 1.2, 1.2]] * 2
     assert [line.get_fillstyle() for line in points] == ["none", "none"]
     assert [line.get_marker() for line in points] == ["o", "s"]
-    assert points[0].get_markersize() > points[1].get_markersize()
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["N = 3: 1.20 for every W", "N = 5: 1.20 for every W", "N = 7"]
     low, high = figure.axes[0].get_ylim()
