@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, TypedDict
@@ -55,27 +54,12 @@ class Settings(TypedDict, total=False):
     on_disk: bool
 
 
-# What other programs call these settings.
-_OTHER_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "max_length": "max_tokens",
-    "temp": "temperature",
-    "repetition_penalty": "repeat_penalty",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "top_logprobs": "logprobs",
-}
-
-
 def request_for(
     model: Model, prompt: str | Sequence[int], opening: str = "", **settings: Any
 ) -> Request:
     """The request for ``prompt`` with ``settings``, of which ``Settings`` tells.
 
-    Raises InvalidParameter, which names an unknown setting and the nearest known one.
+    Raises InvalidParameter.
     """
     require_types(settings, _HINTS)
     given = _without_sampling(settings)
@@ -104,11 +88,7 @@ def _without_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in Settings.__annotations__:
             known = [*Settings.__annotations__, *_SAMPLING]
-            near = [_OTHER_NAMES.get(name), *difflib.get_close_matches(name, known, 1)]
-            hint = next((f"did you mean {one}?" for one in near if one is not None), "")
-            raise InvalidParameter(
-                f"there is no setting {name!r}; {hint or 'give some of ' + ', '.join(known)}"
-            )
+            raise InvalidParameter(f"there is no setting {name!r}; give some of {', '.join(known)}")
     own = {name: value for name, value in settings.items() if name in _SAMPLING}
     sampling = given.pop("sampling", None)
     if isinstance(sampling, Mapping):

@@ -8,7 +8,6 @@ Independent of models and tokens.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -99,10 +98,8 @@ def select_prompts(
     known = list(dict.fromkeys(prompt.category for prompt in prompts))
     for category in categories or ():
         if category not in known:
-            near = difflib.get_close_matches(category, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
             raise InvalidParameter(
-                f"no prompt has the category {category!r}; {hint}categories: {', '.join(known)}"
+                f"no prompt has the category {category!r}; categories: {', '.join(known)}"
             )
     taken: Counter[str] = Counter()
     selected = []

@@ -7,12 +7,11 @@ A package adds a method with an entry point in the group ``speculation.methods``
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
@@ -155,22 +154,14 @@ def parse_method(text: str) -> Method:
     name, _, rest = text.partition(":")
     spec = METHODS.get(name.strip())
     if spec is None:
-        raise InvalidParameter(
-            f"there is no method {name!r}; {_suggestion(name, METHODS)}give one of "
-            f"{', '.join(METHODS)}"
-        )
+        raise InvalidParameter(f"there is no method {name!r}; give one of {', '.join(METHODS)}")
     fields = {field.name: field for field in dataclasses.fields(spec.params)}
     values: dict[str, Any] = {}
-    if "[" in rest:
-        raise InvalidParameter(
-            f"{spec.name} has no lists; write paths with dots and slashes, 0.0/1 for [[0, 0], [1]]"
-        )
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if key not in fields:
-            raise InvalidParameter(
-                f"{spec.name} has no parameter {key!r}; {_alternatives(key, fields)}"
-            )
+            way_out = f"give some of {', '.join(fields)}" if fields else "it has none"
+            raise InvalidParameter(f"{spec.name} has no parameter {key!r}; {way_out}")
         if not equals:
             raise InvalidParameter(f"{spec.name}: {key} has no value; write {key}=value")
         if key in values:
@@ -179,41 +170,6 @@ def parse_method(text: str) -> Method:
     params = spec.params(**values)
     spec.check(params)
     return Method(spec, params)
-
-
-# What other programs call a parameter: the names here, of which a method has one at most.
-_OTHER_NAMES = {
-    "num_pred_tokens": ("draft", "draft_max"),
-    "prompt_lookup_num_tokens": ("draft", "draft_max"),
-    "num_speculative_tokens": ("draft", "draft_max", "depth", "nodes"),
-    "num_draft_tokens": ("draft", "draft_max", "depth", "nodes"),
-    "n_max": ("draft_max", "draft"),
-    "max_ngram_size": ("max_ngram",),
-    "max_matching_ngram_size": ("max_ngram",),
-    "ngram_prompt_lookup_max": ("max_ngram",),
-    "prompt_lookup_max": ("max_ngram",),
-    "ngram_prompt_lookup_min": ("min_ngram",),
-    "prompt_lookup_min": ("min_ngram",),
-    "W": ("window",),
-    "N": ("ngram",),
-    "G": ("guesses",),
-    "medusa_choices": ("choices",),
-}
-
-
-def _alternatives(key: str, fields: Collection[str]) -> str:
-    """What to write instead of an unknown parameter."""
-    if not fields:
-        return "it has none"
-    for own in _OTHER_NAMES.get(key, ()):
-        if own in fields:
-            return f"here it is called {own}"
-    return f"{_suggestion(key, fields)}write parameter=value with one of: {', '.join(fields)}"
-
-
-def _suggestion(text: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(text, known, 1)
-    return f"did you mean {near[0]}? " if near else ""
 
 
 def parameter_docs(params: type[Any]) -> dict[str, str]:

@@ -6,7 +6,6 @@ of installed Python packages, ``conversion`` converts one once if models.txt ask
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -193,10 +192,8 @@ def _first_part(path: Path) -> Path:
 def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
     is_folder = bool(text) and Path(text).is_dir()
     problem = f"{text} is a folder" if is_folder else f"file not found: {text or repr(text)}"
-    close = difflib.get_close_matches(text.lower(), entries, n=1)
-    guess = f" Did you mean {close[0]!r}?" if close else ""
     return ModelNotFound(
-        f"{problem}.{guess} Known models: {', '.join(entries) or 'none'}. "
+        f"{problem}. Known models: {', '.join(entries) or 'none'}. "
         f"Give the path of a .gguf file, a known model, hf:owner/repository/file.gguf, "
         f"or add a line to models.txt: {LINE_FORMAT}"
     )

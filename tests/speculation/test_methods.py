@@ -69,8 +69,8 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lokahead", "no method 'lokahead'; did you mean lookahead"),
-        ("lookahead:windo=3", "has no parameter 'windo'; did you mean window.*window, ngram"),
+        ("lokahead", "no method 'lokahead'; give one of auto, ar"),
+        ("lookahead:windo=3", "has no parameter 'windo'; give some of window, ngram"),
         ("lookahead:window", "lookahead: window has no value; write window=value"),
         ("lookahead:window=3,ngram=4,window=5", "lookahead: window is given twice; give it once"),
         ("lookahead:window=many", "window is 'many'; give a value like 15"),

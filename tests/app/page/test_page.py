@@ -127,7 +127,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
     assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
     with pytest.raises(SystemExit):
         parse_flags(["--method", "lokahead"])
-    assert "did you mean lookahead?" in capsys.readouterr().err
+    assert "give one of auto, ar, " in capsys.readouterr().err
     for wrong, told in (
         ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
         ("--threads 0", "n_threads is 0; give 1 to 512"),

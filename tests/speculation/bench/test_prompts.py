@@ -88,5 +88,5 @@ def test_the_limit_applies_to_each_category() -> None:
 
 def test_an_unknown_category_is_reported_with_the_known_ones() -> None:
     prompts = [Prompt("1", "chat", ("x",)), Prompt("2", "writing", ("x",))]
-    with pytest.raises(InvalidParameter, match="'chta'; did you mean chat.* chat, writing"):
+    with pytest.raises(InvalidParameter, match="'chta'; categories: chat, writing"):
         select_prompts(prompts, ["chta"], None)

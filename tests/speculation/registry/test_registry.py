@@ -173,11 +173,11 @@ def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     assert resolve("a", registry=entries) == file
 
 
-def test_an_unknown_name_is_refused_with_suggestions() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve("Tinny", registry=REGISTRY)
     assert str(caught.value) == (
-        "file not found: Tinny. Did you mean 'tiny'? Known models: tiny. Give the path of a .gguf "
+        "file not found: Tinny. Known models: tiny. Give the path of a .gguf "
         "file, a known model, hf:owner/repository/file.gguf, or add a line to models.txt: "
         "name | source | draft | description"
     )
