@@ -20,7 +20,7 @@ from batching.errors import (
     require_types,
 )
 from batching.gguf.reader import fingerprint
-from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.context import Context, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
@@ -29,7 +29,6 @@ from batching.llama.hardware import available_memory
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
-from speculation.drafter import Requirements
 from speculation.drafting.cost import Cost
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
@@ -114,14 +113,12 @@ class Runtime:
         self.model, self.context, self.draft = model, context, draft
         self.structures = Structures(model)
         self._embedder = embedder
-        self._params = context.params  # as they were asked for
         self._memory_file, self._saved = source.memory, source.saved
         self._learnt_file = learnt.file_for(context)
         self._learnt = learnt.load(self._learnt_file)
         # What drafts beside the target decides what its sources gain.
         beside = [draft.model.path.name if draft is not None else "", *sorted(heads)]
         self._states_key = " ".join(beside)
-        self._flash_attn = {1: context.flash_attn}  # by the rows that a method decodes
         self._measuring: Callable[[], None] | None = None
         self.empty: Callable[[], None] = lambda: None  # the cache, before a measurement
         self.resources = Resources(
@@ -193,25 +190,18 @@ class Runtime:
                 require_no_heads(loading, source.kinds)
             raise
 
-    def fits(self, needed: Requirements) -> bool:
-        """Whether the context has the sequences that ``needed`` asks for, and the setting of flash
-        attention that is the faster one for that many rows."""
-        context = self.context
-        is_wide_enough = needed.branches < context.n_seq_max
-        return is_wide_enough and self._flash_attn_for(needed.rows) == context.flash_attn
-
-    def fit(self, needed: Requirements) -> None:
-        """Replace the context by one that ``fits``. Its texts are lost.
+    def widen(self, n_branches: int) -> None:
+        """Replace the context by one with sequences for so many branches. Its texts are lost.
 
         If that fails, the context is made again as it was. If that fails, too, the engine cannot
         go on: every later use raises the error that it raised.
         """
-        context, flash_attn = self.context, self._flash_attn_for(needed.rows)
+        context = self.context
         wider = replace(
             context.params,
             n_ctx=context.n_ctx,
-            n_seq_max=max(1 + needed.branches, context.n_seq_max),
-            flash_attn="on" if flash_attn else "off",
+            n_seq_max=1 + n_branches,
+            flash_attn="on" if context.flash_attn else "off",  # measured when it was first made
         )
         attached = [head for head in self.resources.heads.values() if head.attends_to_target]
         for head in attached:
@@ -220,8 +210,6 @@ class Runtime:
         try:
             try:
                 self.context = Context(self.model, wider, trace=context.trace_path)
-                # Not every model supports it; then do not try again.
-                self._flash_attn[needed.rows] = self.context.flash_attn
             except BaseException:
                 self.context = Context(self.model, context.params, trace=context.trace_path)
                 raise
@@ -229,14 +217,6 @@ class Runtime:
             if not self.context.is_closed:
                 for head in attached:
                     head.start(_head_params(self.context), self.context)
-
-    def _flash_attn_for(self, rows: int) -> bool:
-        if self._params.flash_attn != "auto" or self._params.n_slots > 1:
-            return self._flash_attn[1]
-        if rows not in self._flash_attn:
-            chosen = choose_flash_attn(self.model, self._params, rows)
-            self._flash_attn[rows] = self._flash_attn[1] if chosen == "auto" else chosen == "on"
-        return self._flash_attn[rows]
 
     def measure(self, progress: Callable[[], None] | None = None) -> None:
         """Measure what a decode costs, if that is not known and the model can draft at all.

@@ -175,9 +175,10 @@ class Scheduler:
         needed = self._checked(request.method.name, drafters)
         if needed.rows > 1 and needed.rows + _fixed_rows(self.places.active()) > self._n_free_rows:
             return False
-        if places.can_rewind and places.n_slots == 1 and not runtime.fits(needed):
+        is_narrow = needed.branches >= runtime.context.n_seq_max
+        if places.can_rewind and places.n_slots == 1 and is_narrow:
             try:
-                runtime.fit(needed)
+                runtime.widen(needed.branches)
             finally:
                 places.renew()
                 self._batch = Batch(places.slots)

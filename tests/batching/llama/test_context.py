@@ -113,24 +113,6 @@ def test_flash_attention_is_turned_off_only_if_that_is_clearly_faster(
     assert measured == [("on", "off", {1: 0.5, 4: 0.25, 16: 0.25}), ("on", "off", {120: 1.0})]
 
 
-def test_a_method_of_many_rows_gets_the_setting_that_is_faster_for_them(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def log_ratio(on: Context, off: Context, weights: dict[int, float], *_: float) -> float:
-        return -1.0 if max(weights) > 64 else 1.0
-
-    monkeypatch.setattr("batching.llama.context.log_ratio", log_ratio)
-    with Engine.load(tiny_model, ContextParams(n_ctx=512)) as engine:
-        seen = []
-        for method in ("ar", "lookahead", "prompt-lookup", "lookahead:window=3,ngram=3,guesses=3"):
-            engine.generate("the cat", method=method, max_tokens=4).run()
-            seen.append(engine.context.flash_attn)
-    assert seen == [False, True, False, False]
-    with Engine.load(tiny_model, ContextParams(n_ctx=512, flash_attn="off")) as engine:
-        engine.generate("the cat", method="lookahead", max_tokens=4).run()
-        assert engine.context.flash_attn is False
-
-
 def test_flash_attention_is_not_measured_if_there_is_no_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
