@@ -104,7 +104,6 @@ METHODS = (
     "auto:sources=eagle+medusa+suffix",
     "prompt-lookup",
     "prompt-lookup:max_ngram=2,draft=7",
-    "prompt-lookup:adaptive=off,draft=5",
     "prediction",
     "prediction:p_min=0.02,draft_max=5",
     "auto:sources=prediction+suffix",

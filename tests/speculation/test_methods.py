@@ -76,7 +76,7 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
         ("lookahead:window=many", "window is 'many'; give a value like 15"),
         ("suffix:memory=perhaps", "memory is 'perhaps'; give on or off"),
         ("lookahead:ngram=2", "ngram is 2; give 3 to 32"),
-        ("prompt-lookup:min_ngram=4", "min_ngram 4 is above max_ngram 3"),
+        ("prompt-lookup:draft=0", "draft is 0; give 1 to"),
         ("auto:sources=all+draft", "sources contains 'all'; give all, or some of prediction, suf"),
         ("jacobi:guesses=0", "guesses is 0; give 1 to 256"),
         ("ar:x=1", "ar has no parameter 'x'; it has none"),

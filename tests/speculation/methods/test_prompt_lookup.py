@@ -1,12 +1,9 @@
-"""Prompt lookup: Saxena's rule to the letter, and drafts that adapt to what is accepted."""
+"""Prompt lookup: the place that is copied from, and the length of a copy."""
 
 from __future__ import annotations
 
 import random
 
-import pytest
-
-from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.methods.prompt_lookup import PromptLookup, PromptLookupParams
@@ -18,9 +15,9 @@ PASSAGE = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
 FREE = DraftBudget()
 
 
-def drafted(text: list[int], budget: DraftBudget = FREE, **params: int | bool) -> list[int]:
+def drafted(text: list[int], budget: DraftBudget = FREE, **params: int) -> list[int]:
     """The drafts after ``text``, which came token by token after a prompt of one."""
-    lookup = PromptLookup(PromptLookupParams(**params))  # type: ignore[arg-type]
+    lookup = PromptLookup(PromptLookupParams(**params))
     lookup.begin(text[:1])
     for end in range(1, len(text)):
         lookup.promise(text[:end])
@@ -29,54 +26,7 @@ def drafted(text: list[int], budget: DraftBudget = FREE, **params: int | bool) -
     return tree.tokens[1:]
 
 
-def saxenas(text: list[int], max_ngram: int, draft: int) -> list[int]:
-    """``find_candidate_pred_tokens`` of the original, with lists in place of tensors."""
-    for n in range(min(max_ngram, len(text)), 0, -1):
-        for i in range(len(text) - n + 1):
-            start = i + n
-            end = start + draft
-            if text[i:start] == text[-n:] and end <= len(text) and start < len(text) - n:
-                return text[start:end]
-    return []
-
-
-def test_saxenas_rule_copies_from_the_first_match_of_the_longest_ngram() -> None:
-    text = [1, 2, 7, 1, 2, 8, 1, 2]
-    assert drafted(text, draft=3, adaptive=False) == [7, 1, 2]
-    text = [1, 2, 3, 4, 5, 9, 3, 4, 6, 9, 2, 3, 4]
-    assert drafted(text, draft=2, adaptive=False) == [5, 9]
-    assert drafted(text, draft=2, max_ngram=2, adaptive=False) == [5, 9]
-    assert drafted([3, 4, 8, 8, *text], draft=2, max_ngram=2, adaptive=False) == [8, 8]
-
-
-def test_saxenas_rule_takes_a_shorter_ngram_if_the_text_ends_too_soon() -> None:
-    text = [2, 5, 5, 5, 5, 5, 1, 2, 7, 1, 2]
-    assert drafted(text, draft=3, adaptive=False) == [7, 1, 2]
-    assert drafted(text, draft=4, adaptive=False) == [5, 5, 5, 5]
-    assert drafted(text, draft=4, min_ngram=2, adaptive=False) == []
-
-
-@pytest.mark.parametrize(("max_ngram", "draft"), [(3, 10), (2, 3), (4, 2), (3, 1)])
-def test_without_adapting_every_draft_is_saxenas(max_ngram: int, draft: int) -> None:
-    rng, n_found = random.Random(1), 0
-    for _ in range(150):
-        text = [rng.randrange(4) for _ in range(rng.randrange(2, 40))]
-        expected = saxenas(text, max_ngram, draft)
-        assert drafted(text, max_ngram=max_ngram, draft=draft, adaptive=False) == expected
-        n_found += bool(expected)
-    assert n_found > 30
-
-
-def test_ten_tokens_are_copied_unless_the_draft_adapts_or_another_number_is_given() -> None:
-    text = [*range(200), 1, 2, 3]
-    assert drafted(text, adaptive=False) == [*range(4, 14)]
-    assert len(drafted(text, adaptive=False, draft=12)) == 12
-    certain = DraftBudget(min_path_prob=1e-9)
-    assert len(drafted(text, certain)) == 63
-    assert len(drafted(text, certain, draft=12)) == 12
-
-
-def test_an_adapting_draft_begins_as_the_latest_match_of_the_longest_ngram_goes_on() -> None:
+def test_a_draft_begins_as_the_latest_match_of_the_longest_ngram_goes_on() -> None:
     rng, certain = random.Random(2), DraftBudget(min_path_prob=1e-9)
     for _ in range(150):
         text = [rng.randrange(4) for _ in range(rng.randrange(2, 40))]
@@ -94,7 +44,6 @@ def test_a_copy_that_reaches_the_end_is_repeated_and_nothing_is_drafted_if_nothi
 ):
     assert drafted([9, *[1, 2] * 10])[:7] == [1, 2, 1, 2, 1, 2, 1]
     assert drafted([1, 2, 3, 4]) == []
-    assert drafted([1, 9, 2, 9], min_ngram=2) == []
 
 
 def test_a_longer_match_is_trusted_for_more_tokens() -> None:
@@ -103,6 +52,12 @@ def test_a_longer_match_is_trusted_for_more_tokens() -> None:
     assert lengths == [1, 1, 3, 7, 7]
     assert len(drafted([*PASSAGE * 4, *PASSAGE[:3]])) == 31
     assert len(drafted([*PASSAGE * 4, *PASSAGE[:3]], draft=20)) == 15
+
+
+def test_no_more_than_the_given_number_is_copied() -> None:
+    text, certain = [*range(200), 1, 2, 3], DraftBudget(min_path_prob=1e-9)
+    assert len(drafted(text, certain)) == 63
+    assert drafted(text, certain, draft=12) == [*range(4, 16)]
 
 
 def draft_and_observe(lookup: PromptLookup, text: list[int], new: list[int]) -> int:
@@ -135,15 +90,8 @@ def test_drafts_grow_while_accepted_and_shrink_when_rejected() -> None:
     assert lengths[-1] == 0
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_the_budget_is_honoured(adaptive: bool) -> None:
+def test_the_budget_is_honoured() -> None:
     text = [*PASSAGE * 4, *PASSAGE[:3]]
     for most in (5, 3, 1, 0):
         for budget in (DraftBudget(max_depth=most), DraftBudget(max_nodes=most)):
-            n = len(drafted(text, budget._replace(min_path_prob=0.1), adaptive=adaptive, draft=8))
-            assert n == most
-
-
-def test_min_ngram_above_max_ngram_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="min_ngram 4 is above max_ngram 3; lower it"):
-        PromptLookupParams(min_ngram=4)
+            assert len(drafted(text, budget._replace(min_path_prob=0.1), draft=8)) == most
