@@ -8,13 +8,12 @@ from itertools import pairwise
 
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec
+from speculation.system.params import Params, param
 
 
 @dataclass(frozen=True)
-class BigramParams:
-    """length  draft tokens in a row"""
-
-    length: int = 4
+class BigramParams(Params):
+    length: int = param(4, "draft tokens in a row", (1, 64))
 
 
 class Bigrams(Drafter):

@@ -9,15 +9,14 @@ from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.resources import Resources
+from speculation.system.params import Params, param
 
 PRIORS = [0.0, -1.0]  # log-odds that the latest is accepted, and the one before if that is wrong
 
 
 @dataclass(frozen=True)
-class ForkParams:
-    """length  most tokens of a branch"""
-
-    length: int = 4
+class ForkParams(Params):
+    length: int = param(4, "most tokens of a branch", (1, 64))
 
 
 class Forks(Drafter):

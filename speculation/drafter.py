@@ -234,7 +234,7 @@ class MethodSpec:
     title      the name on the page
     make       makes the drafter for a text from the parameters and the engine's resources; returns
                None if the method would draft nothing. Raises InvalidParameter, MissingResource
-    params     a frozen dataclass; its docstring describes each field on a line of its own
+    params     a frozen dataclass; fields that are ``system.params.param`` have a help and a range
     verifier   makes the verifier from the same two arguments
     as_source  how the method becomes a source of ``auto``; None = not at all
     heads      the kinds of heads files that it drafts with

@@ -30,6 +30,7 @@ from speculation.drafter import (
 from speculation.drafting.acceptance import RATE
 from speculation.drafting.cost import SIZES, Cost
 from speculation.drafting.resources import Resources
+from speculation.system.params import Params, param
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
 # time that Python takes for them.
@@ -37,22 +38,14 @@ _MIN_PATH_PROB = 0.05
 
 
 @dataclass(frozen=True)
-class AutoParams:
-    """Limits for auto.
+class AutoParams(Params):
+    """Limits for auto."""
 
-    rows_max  most rows in a batch
-    sources   allowed sources: all that are available, or names joined by +, such as
-              suffix+draft
-    memory    also draft from earlier texts, and remember this one
-    """
-
-    rows_max: int = SIZES[-1]
-    sources: str = "all"
-    memory: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.rows_max <= SIZES[-1]:
-            raise InvalidParameter(f"rows_max is {self.rows_max}; give 1 to {SIZES[-1]}")
+    rows_max: int = param(SIZES[-1], "most rows in a batch", (1, SIZES[-1]))
+    sources: str = param(
+        "all", "allowed sources: all that are available, or names joined by +, such as suffix+draft"
+    )
+    memory: bool = param(True, "also draft from earlier texts, and remember this one")
 
     @property
     def named(self) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from batching.errors import CacheFull, InvalidParameter, check_ranges
+from batching.errors import CacheFull
 from batching.together import Coroutine, own_time
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.block_context import BlockContext
@@ -33,6 +33,7 @@ from speculation.drafting.tree_growth import (
 )
 from speculation.heads.base import HeadInContext
 from speculation.heads.dflash import DFlashHead
+from speculation.system.params import Params, param
 
 MAX_WIDTH = 16  # expanded nodes per level: sequences of the head's context
 MAX_DEPTH = 16
@@ -53,34 +54,23 @@ class HeadParams(Protocol):
     def n_branches(self) -> int: ...
 
 
+WINDOW = (
+    "tokens at the end of a prompt that the head reads. The target computes their states and "
+    "output, which takes time. 0 = none: drafting starts with the second step"
+)
+
+
 @dataclass(frozen=True)
-class GrownParams:
-    """The size of a confidence-driven tree.
+class GrownParams(Params):
+    """The size of a confidence-driven tree."""
 
-    depth   levels: draft tokens in a row
-    top_k   nodes expanded per level, and candidates below each
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
-    p_min   minimum probability the head must give a draft
-    window  tokens at the end of a prompt that the head reads
-    """
-
-    depth: int = 5
-    top_k: int = 8
-    nodes: int = 24
-    p_min: float = 0.0
-    window: int = 64
-
-    def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            (
-                ("depth", 1, MAX_DEPTH),
-                ("top_k", 1, MAX_WIDTH),
-                ("nodes", 1, 255),
-                ("p_min", 0.0, 1.0),
-            ),
-        )
-        check_window(self.window)
+    depth: int = param(5, "levels: draft tokens in a row", (1, MAX_DEPTH))
+    top_k: int = param(8, "nodes expanded per level, and candidates below each", (1, MAX_WIDTH))
+    nodes: int = param(
+        24, "draft tokens in the tree: the candidates with the likeliest paths", (1, 255)
+    )
+    p_min: float = param(0.0, "minimum probability the head must give a draft", (0.0, 1.0))
+    window: int = param(64, WINDOW, (0, NO_LIMIT))
 
     @property
     def width(self) -> int:
@@ -89,12 +79,6 @@ class GrownParams:
     @property
     def n_branches(self) -> int:
         return 0 if self.top_k == 1 else self.nodes
-
-
-def check_window(window: int) -> None:
-    """Raise InvalidParameter if ``window`` is negative."""
-    if window < 0:
-        raise InvalidParameter(f"window is {window}; give 0 or more tokens")
 
 
 class TreeDrafter(Drafter):

@@ -11,27 +11,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batching.tree import NO_LIMIT
 from speculation.drafter import AsSource, MethodSpec
-from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.drafting.head_drafter import MAX_DEPTH, MAX_WIDTH, GrownParams, HeadDrafter
 from speculation.drafting.resources import if_loaded
 from speculation.heads.dflash import KIND
+from speculation.system.params import param
 
 
 @dataclass(frozen=True)
 class DFlashParams(GrownParams):
-    """The size of the tree drafted from a block.
+    """The size of the tree drafted from a block."""
 
-    depth   draft tokens in a row, at most one less than the head's block has
-    top_k   candidates per position, and paths continued to the next: 1 = a chain
-    window  tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the
-            second step
-    """
-
-    depth: int = 15
-    top_k: int = 1
-    nodes: int = 24
-    p_min: float = 0.0
-    window: int = 8192
+    depth: int = param(
+        15, "draft tokens in a row, at most one less than the head's block has", (1, MAX_DEPTH)
+    )
+    top_k: int = param(
+        1, "candidates per position, and paths continued to the next: 1 = a chain", (1, MAX_WIDTH)
+    )
+    window: int = param(
+        8192,
+        "tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the "
+        "second step",
+        (0, NO_LIMIT),
+    )
 
 
 spec = MethodSpec(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batching.draft_context import DraftContext
-from batching.errors import CacheFull, InvalidParameter, check_ranges
+from batching.errors import CacheFull, InvalidParameter
 from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
@@ -29,46 +29,41 @@ from speculation.drafting.tree_growth import (
     top_tokens,
 )
 from speculation.sampling import DraftSampler
+from speculation.system.params import Params, param
 from speculation.verify import Match, Rejection, Verifier
 
 VERIFIERS = ("match", "rejection")
 
 
 @dataclass(frozen=True)
-class DraftModelParams:
-    """The size of the draft, and how it is verified.
+class DraftModelParams(Params):
+    """The size of the draft, and how it is verified."""
 
-    draft_max  levels: draft tokens in a row
-    p_min      drafting stops when the draft model's first choice is less probable
-    p_path     a chain also ends when its calibrated path probability falls below this: every row
-               costs the same, and the last is the least likely
-    width      nodes per level: 1 drafts a chain, more a tree of the likeliest paths
-    p_split    minimum probability of a second or later choice, in a tree
-    nodes      draft tokens in a tree, likeliest paths first
-    verify     match accepts exactly the tokens the sampler chooses; rejection samples the drafts
-               from q and accepts them with probability p / q
-    """
-
-    draft_max: int = 16
-    p_min: float = 0.5
-    p_path: float = 0.4
-    width: int = 1
-    p_split: float = 0.1
-    nodes: int = 24
-    verify: str = "match"
+    draft_max: int = param(16, "levels: draft tokens in a row", (1, 64))
+    p_min: float = param(
+        0.5, "drafting stops when the draft model's first choice is less probable", (0.0, 1.0)
+    )
+    p_path: float = param(
+        0.4,
+        "a chain also ends when its calibrated path probability falls below this: every row costs "
+        "the same, and the last is the least likely",
+        (0.0, 1.0),
+    )
+    width: int = param(
+        1, "nodes per level: 1 drafts a chain, more a tree of the likeliest paths", (1, 16)
+    )
+    p_split: float = param(
+        0.1, "minimum probability of a second or later choice, in a tree", (0.0, 1.0)
+    )
+    nodes: int = param(24, "draft tokens in a tree, likeliest paths first", (1, 63))
+    verify: str = param(
+        "match",
+        "match accepts exactly the tokens the sampler chooses; rejection samples the drafts from q "
+        "and accepts them with probability p / q",
+    )
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            (
-                ("draft_max", 1, 64),
-                ("p_min", 0.0, 1.0),
-                ("p_path", 0.0, 1.0),
-                ("width", 1, 16),
-                ("p_split", 0.0, 1.0),
-                ("nodes", 1, 63),
-            ),
-        )
+        super().__post_init__()
         if self.verify not in VERIFIERS:
             raise InvalidParameter(f"verify is {self.verify!r}; give {' or '.join(VERIFIERS)}")
 

@@ -15,19 +15,20 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec
 from speculation.drafting.head_drafter import (
     MAX_DEPTH,
     MAX_WIDTH,
+    WINDOW,
     GrownParams,
     HeadDrafter,
-    check_window,
 )
 from speculation.drafting.resources import if_loaded
 from speculation.drafting.tree_growth import Candidate, Path, Scores, grow_static
 from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
+from speculation.system.params import Params, param
 
 MAX_NODES = 255  # each may need a sequence, and llama.cpp has 256
 MAX_RANK = 63
@@ -62,20 +63,18 @@ def parse_choices(choices: str) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True)
-class Eagle1Params:
-    """The shape of the fixed tree.
+class Eagle1Params(Params):
+    """The shape of the fixed tree."""
 
-    choices  the tree, as paths of ranks: 0.0.0/1.0 goes three deep along the first choices and two
-             deep along the second; all prefixes of a path are included
-    window   tokens at the end of a prompt that the head reads. The target computes their states
-             and output, which takes time. 0 = none: drafting starts with the second step
-    """
-
-    choices: str = PUBLISHED
-    window: int = 64
+    choices: str = param(
+        PUBLISHED,
+        "the tree, as paths of ranks: 0.0.0/1.0 goes three deep along the first choices and two "
+        "deep along the second; all prefixes of a path are included",
+    )
+    window: int = param(64, WINDOW, (0, NO_LIMIT))
 
     def __post_init__(self) -> None:
-        check_window(self.window)
+        super().__post_init__()
         if self.depth > MAX_DEPTH:
             raise InvalidParameter(f"choices go {self.depth} deep; the limit is {MAX_DEPTH}")
         if self.width > MAX_WIDTH:
@@ -100,15 +99,6 @@ class Eagle1Params:
     @property
     def n_branches(self) -> int:
         return len(set(self.shape) - {path[:-1] for path in self.shape})
-
-
-@dataclass(frozen=True)
-class Eagle2Params(GrownParams):
-    """The size of the tree.
-
-    window  tokens at the end of a prompt that the head reads. The target computes their states and
-            output, which takes time. 0 = none: drafting starts with the second step
-    """
 
 
 class FixedTreeDrafter(HeadDrafter):
@@ -136,18 +126,18 @@ eagle_1 = MethodSpec(
 eagle_2 = MethodSpec(
     name="eagle-2",
     title="EAGLE-2",
-    params=Eagle2Params,
+    params=GrownParams,
     make=lambda params, resources: HeadDrafter.for_head(EAGLE.method, params, resources, "eagle-2"),
-    as_source=AsSource(if_loaded(EAGLE.method, Eagle2Params()), name="eagle"),
+    as_source=AsSource(if_loaded(EAGLE.method, GrownParams()), name="eagle"),
     heads=(EAGLE,),
 )
 eagle_3 = MethodSpec(
     name="eagle-3",
     title="EAGLE-3",
-    params=Eagle2Params,
+    params=GrownParams,
     make=lambda params, resources: HeadDrafter.for_head(
         EAGLE_3.method, params, resources, "eagle-3"
     ),
-    as_source=AsSource(if_loaded(EAGLE_3.method, Eagle2Params())),
+    as_source=AsSource(if_loaded(EAGLE_3.method, GrownParams())),
     heads=(EAGLE_3,),
 )

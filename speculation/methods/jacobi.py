@@ -11,20 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, Step
+from speculation.system.params import Params, param
 
 
 @dataclass(frozen=True)
-class JacobiParams:
-    """guesses  tokens guessed ahead (m)"""
+class JacobiParams(Params):
+    """The size of the guess."""
 
-    guesses: int = 8
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.guesses <= 256:
-            raise InvalidParameter(f"guesses is {self.guesses}; give 1 to 256")
+    guesses: int = param(8, "tokens guessed ahead (m)", (1, 256))
 
 
 class Jacobi(Drafter):

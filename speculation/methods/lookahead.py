@@ -21,28 +21,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from batching.errors import InvalidParameter, check_ranges
+from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
+from speculation.system.params import Params, param
 
 _FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + i
 
 
 @dataclass(frozen=True)
-class LookaheadParams:
-    """The defaults are llama.cpp's.
+class LookaheadParams(Params):
+    """The defaults are llama.cpp's."""
 
-    window   W: columns of the window
-    ngram    N: length of the n-grams, including the key token
-    guesses  G: n-grams verified per step and kept per key
-    """
-
-    window: int = 15
-    ngram: int = 5
-    guesses: int = 15
+    window: int = param(15, "W: columns of the window", (1, 128))
+    ngram: int = param(5, "N: length of the n-grams, including the key token", (3, 32))
+    guesses: int = param(15, "G: n-grams verified per step and kept per key", (1, 128))
 
     def __post_init__(self) -> None:
-        check_ranges(self, (("window", 1, 128), ("ngram", 3, 32), ("guesses", 1, 128)))
+        super().__post_init__()
         if self.window + self.guesses + 1 > 256:
             raise InvalidParameter(
                 f"window {self.window} and guesses {self.guesses} need "

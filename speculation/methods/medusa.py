@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import check_ranges
 from batching.together import Coroutine, Work
 from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
@@ -19,6 +18,7 @@ from speculation.drafting.last_state import LastState
 from speculation.drafting.resources import Resources, if_loaded
 from speculation.drafting.tree_growth import grow_best_first
 from speculation.heads.medusa import KIND, MedusaHeads
+from speculation.system.params import Params, param
 
 _MAX_HEADS = 8
 PRIORS = BY_PROBABILITY * _MAX_HEADS  # each head's choices are learnt by themselves
@@ -26,16 +26,10 @@ _N_LEARNT = 2  # choices per head whose outcome is learnt from
 
 
 @dataclass(frozen=True)
-class MedusaParams:
-    """The size of the tree.
+class MedusaParams(Params):
+    """The size of the tree."""
 
-    nodes  draft tokens: those with the likeliest paths
-    """
-
-    nodes: int = 15
-
-    def __post_init__(self) -> None:
-        check_ranges(self, (("nodes", 1, 255),))
+    nodes: int = param(15, "draft tokens: those with the likeliest paths", (1, 255))
 
 
 class Medusa(Drafter):

@@ -8,27 +8,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batching.tree import NO_LIMIT
 from speculation.drafter import AsSource, MethodSpec
-from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.drafting.head_drafter import MAX_DEPTH, MAX_WIDTH, GrownParams, HeadDrafter
 from speculation.drafting.resources import if_loaded
 from speculation.heads.mtp import ASSISTANT, KIND
+from speculation.system.params import param
 
 
 @dataclass(frozen=True)
 class MtpParams(GrownParams):
-    """The size of the tree.
+    """The size of the tree."""
 
-    depth   levels: draft tokens in a row; the layer was trained for the first
-    p_min   minimum probability the layer must give a draft; auto decides by cost instead
-    window  tokens at the end of a prompt that the layer reads. 0 = none: drafting starts with the
-            second step
-    """
-
-    depth: int = 6
-    top_k: int = 1
-    nodes: int = 24
-    p_min: float = 0.75
-    window: int = 1024
+    depth: int = param(
+        6, "levels: draft tokens in a row; the layer was trained for the first", (1, MAX_DEPTH)
+    )
+    top_k: int = param(1, "nodes expanded per level, and candidates below each", (1, MAX_WIDTH))
+    p_min: float = param(
+        0.75,
+        "minimum probability the layer must give a draft; auto decides by cost instead",
+        (0.0, 1.0),
+    )
+    window: int = param(
+        1024,
+        "tokens at the end of a prompt that the layer reads. 0 = none: drafting starts with the "
+        "second step",
+        (0, NO_LIMIT),
+    )
 
 
 spec = MethodSpec(

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.cache import common_prefix
-from batching.errors import check_ranges
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import DRAFT_MAX, P_MIN, Copy, CopyDrafter, along
@@ -25,6 +24,7 @@ from speculation.drafting.suffix_index import (
     SEPARATOR,
     SuffixIndex,
 )
+from speculation.system.params import Params, param
 
 _SURE = 8  # common tokens from which the reply is taken to be back in the prediction
 _VISITED = 256  # latest places to look at, of which those nearest to the divergence …
@@ -43,18 +43,17 @@ _CELLS = [along(found) for found in (_START, _CLOSE, _AWAY)]
 
 
 @dataclass(frozen=True)
-class PredictionParams:
-    """How much is copied from the prediction.
+class PredictionParams(Params):
+    """How much is copied from the prediction."""
 
-    draft_max  most tokens in a draft, whose length is 1, 3, 7, 15, … up to this
-    p_min      minimum path probability of a draft; auto decides by cost instead
-    """
-
-    draft_max: int = DRAFT_MAX
-    p_min: float = P_MIN
-
-    def __post_init__(self) -> None:
-        check_ranges(self, (("draft_max", 1, LONGEST_COPY), ("p_min", 0.0, 1.0)))
+    draft_max: int = param(
+        DRAFT_MAX,
+        "most tokens in a draft, whose length is 1, 3, 7, 15, … up to this",
+        (1, LONGEST_COPY),
+    )
+    p_min: float = param(
+        P_MIN, "minimum path probability of a draft; auto decides by cost instead", (0.0, 1.0)
+    )
 
 
 class Prediction(CopyDrafter):

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import check_ranges
 from speculation.drafter import MethodSpec
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import DRAFT_MAX, Copy, CopyDrafter, along
 from speculation.drafting.suffix_index import LONGEST_CONTEXT, LONGEST_COPY
+from speculation.system.params import Params, param
 
 PRIORS = by_length(0.0, 0.8)
 _P_MIN = 0.5  # minimum path probability of a draft
@@ -24,18 +24,11 @@ _TOKENS = 1 << 20  # vocabulary bound: an n-gram is a number with its tokens as 
 
 
 @dataclass(frozen=True)
-class PromptLookupParams:
-    """Which tokens are looked up, and how many are copied.
+class PromptLookupParams(Params):
+    """Which tokens are looked up, and how many are copied."""
 
-    max_ngram  most tokens to look up; fewer are tried next
-    draft      most tokens to copy
-    """
-
-    max_ngram: int = 3
-    draft: int = DRAFT_MAX
-
-    def __post_init__(self) -> None:
-        check_ranges(self, (("max_ngram", 1, 16), ("draft", 1, LONGEST_COPY)))
+    max_ngram: int = param(3, "most tokens to look up; fewer are tried next", (1, 16))
+    draft: int = param(DRAFT_MAX, "most tokens to copy", (1, LONGEST_COPY))
 
 
 class PromptLookup(CopyDrafter):

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import exp
 
-from batching.errors import check_ranges
 from batching.logits import highest
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, by_probability, of_probability
 from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import grow_best_first
+from speculation.system.params import Params, param
 
 # A successor was likely after another text, so it is accepted less often than its probability.
 PRIORS = by_probability(-0.6, 0.85)
@@ -32,18 +32,11 @@ BigramTable = dict[int, list[tuple[int, float]]]  # token -> successors and thei
 
 
 @dataclass(frozen=True)
-class RecyclingParams:
-    """The size of the tree.
+class RecyclingParams(Params):
+    """The size of the tree."""
 
-    nodes   draft tokens in a tree
-    depth   longest path
-    """
-
-    nodes: int = 39
-    depth: int = 6
-
-    def __post_init__(self) -> None:
-        check_ranges(self, (("nodes", 1, 63), ("depth", 1, 32)))
+    nodes: int = param(39, "draft tokens in a tree", (1, 63))
+    depth: int = param(6, "longest path", (1, 32))
 
 
 class Recycling(Drafter):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter, check_ranges
+from batching.errors import InvalidParameter
 from batching.together import Coroutine, Work
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
@@ -29,23 +29,20 @@ from speculation.drafting.tree_growth import (
     with_target_ids,
 )
 from speculation.heads.redrafter import KIND, Beams, Level, ReDrafterHead
+from speculation.system.params import Params, param
 
 MAX_NODES = 255
 
 
 @dataclass(frozen=True)
-class ReDrafterParams:
-    """The size of the beam search.
+class ReDrafterParams(Params):
+    """The size of the beam search."""
 
-    beams   paths kept per level, and candidates below each
-    length  tokens in a beam
-    """
-
-    beams: int = 4
-    length: int = 4
+    beams: int = param(4, "paths kept per level, and candidates below each", (1, 64))
+    length: int = param(4, "tokens in a beam", (1, 32))
 
     def __post_init__(self) -> None:
-        check_ranges(self, (("beams", 1, 64), ("length", 1, 32)))
+        super().__post_init__()
         if self.beams * self.length > MAX_NODES:
             raise InvalidParameter(
                 f"{self.beams} beams of {self.length} tokens may be {self.beams * self.length} "

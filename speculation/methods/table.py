@@ -7,7 +7,6 @@ A package adds a method with an entry point in the group ``speculation.methods``
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import re
 import sys
@@ -173,25 +172,8 @@ def parse_method(text: str) -> Method:
 
 
 def parameter_docs(params: type[Any]) -> dict[str, str]:
-    """The description of each field in the docstring of a parameters dataclass, on one line.
-
-    The docstring has a line ``name  text`` or ``name: text`` for each field; indented lines
-    continue it. A field that it leaves out is described by the class that it derives from.
-    """
-    names = [field.name for field in dataclasses.fields(params)]
-    docs = dict.fromkeys(names, "")
-    current = ""
-    classes = reversed(params.__mro__)
-    for line in [line for each in classes for line in (inspect.getdoc(each) or "").splitlines()]:
-        head = re.match(r"(\w+)(?::| {2,}) *(.*)", line)
-        if head is not None and head[1] in docs:
-            current = head[1]
-            docs[current] = head[2].strip()
-        elif current and line.startswith("  "):
-            docs[current] += " " + line.strip()
-        else:
-            current = ""
-    return {name: text.rstrip(".") for name, text in docs.items()}
+    """The help of each field of a parameters dataclass; empty where it has none."""
+    return {field.name: field.metadata.get("help", "") for field in dataclasses.fields(params)}
 
 
 def _parse(method: str, name: str, text: str, default: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from speculation.bench import __main__ as bench
@@ -249,34 +247,6 @@ def test_the_list_of_methods_explains_every_parameter(capsys: pytest.CaptureFixt
         for name, text in parameter_docs(kind.params).items():
             assert text, f"{kind.params.__name__} does not say what {name} is"
             assert f"    {name}=" in shown
-
-
-def test_parameter_docs_are_read_from_both_docstring_forms() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Params:
-        """What they do.
-
-        width   columns of
-                the window
-        ---
-        guesses: tokens guessed (m).
-        """
-
-        width: int = 3
-        guesses: int = 4
-        silent: int = 5
-
-    assert parameter_docs(Params) == {
-        "width": "columns of the window",
-        "guesses": "tokens guessed (m)",
-        "silent": "",
-    }
-
-    @dataclasses.dataclass(frozen=True)
-    class Further(Params):
-        """guesses  other tokens"""
-
-    assert parameter_docs(Further) == {**parameter_docs(Params), "guesses": "other tokens"}
 
 
 def test_auto_is_measured_by_default() -> None:

@@ -20,7 +20,7 @@ from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.head_context import HeadContext
-from speculation.drafting.head_drafter import HeadDrafter
+from speculation.drafting.head_drafter import GrownParams, HeadDrafter
 from speculation.drafting.tree_growth import (
     Candidate,
     add_to_tree,
@@ -33,7 +33,6 @@ from speculation.engine import Engine
 from speculation.methods import parse_method
 from speculation.methods.eagle import (
     Eagle1Params,
-    Eagle2Params,
     FixedTreeDrafter,
     parse_choices,
 )
@@ -171,7 +170,7 @@ def state(*prefix: int) -> list[float]:
 def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     target, head = FakeTarget(), Recorder()
     levels = HeadContext(head)
-    eagle = HeadDrafter(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
+    eagle = HeadDrafter(GrownParams(depth=2, top_k=1, nodes=2, window=3), levels)
     cache = SequenceCache(target)
     prompt = [1, 2, 3, 4, 5, 6]
     cache.prefill(prompt[:-1], reader=eagle.requires.prompt_reader)
@@ -268,7 +267,7 @@ def test_a_full_head_context_ends_drafting_without_an_error() -> None:
     head.context = FakeTarget(n_ctx=12)
     head.context.want_hidden(True)
     levels = HeadContext(head)
-    eagle = HeadDrafter(Eagle2Params(depth=2, top_k=2, nodes=4), levels)
+    eagle = HeadDrafter(GrownParams(depth=2, top_k=2, nodes=4), levels)
     for n, drafted in ((6, True), (12, False)):
         prompt = list(range(n))
         SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=eagle.requires.prompt_reader)
@@ -283,7 +282,7 @@ def test_a_full_head_context_ends_drafting_without_an_error() -> None:
 
 def test_parameters_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="top_k is 17; give 1 to 16"):
-        Eagle2Params(top_k=17)
+        GrownParams(top_k=17)
     with pytest.raises(InvalidParameter, match="window is -1"):
         Eagle1Params(window=-1)
     with pytest.raises(InvalidParameter, match="choices go 17 deep; the limit is 16"):
