@@ -264,7 +264,7 @@ def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None
 
 def test_a_full_head_context_ends_drafting_without_an_error() -> None:
     head = FakeEagleHead(fake_logits)
-    head.context = FakeTarget(n_ctx=12)
+    head._context = FakeTarget(n_ctx=12)
     head.context.want_hidden(True)
     levels = HeadContext(head)
     eagle = HeadDrafter(GrownParams(depth=2, top_k=2, nodes=4), levels)
