@@ -50,6 +50,19 @@ class HeadsInfo:
         )
 
 
+class HeadsWeights(NamedTuple):
+    """The parameters of heads that end with the target's output matrix.
+
+    tensors  by their names in the file
+    output   rows of the target's output matrix, (n_drafted, n_embd)
+    tokens   the draft vocabulary, a token per row, (n_drafted,); None = all tokens
+    """
+
+    tensors: Mapping[str, Floats]
+    output: Floats
+    tokens: npt.NDArray[np.int32] | None
+
+
 class HeadsFile:
     """An open heads file: its metadata, and its tensors by name and shape.
 
@@ -129,18 +142,15 @@ class HeadsFile:
             )
         return tokens
 
-    def output_matrix(self, target: Path) -> Floats:
-        """The rows of the target's output matrix for the draft vocabulary, (n_drafted, n_embd).
+    def weights(self, shapes: Mapping[str, Sequence[int]], target: Path) -> HeadsWeights:
+        """The tensors with these shapes; ``target`` is the target's GGUF.
 
-        ``target`` is the target's GGUF. Raises HeadsError if the heads have a matrix of their own,
-        as some had before this version, and as ``target_output``.
+        Raises HeadsError if one is missing or of another shape, and as ``target_output``.
         """
-        if not self.value(f"{self.info.method}.shares_target_output", bool):
-            raise HeadsError(
-                f"{self.path} has an output matrix of its own, which this version does not read; "
-                f"train the heads again"
-            )
-        return target_output(target, self.info.n_vocab, self.info.n_embd, self.tokens())
+        tensors = {name: self.tensor(name, *shape) for name, shape in shapes.items()}
+        tokens = self.tokens()
+        output = target_output(target, self.info.n_vocab, self.info.n_embd, tokens)
+        return HeadsWeights(tensors, output, tokens)
 
 
 class HeadsKind(NamedTuple):

@@ -11,45 +11,34 @@ vocabulary, which makes drafting faster. (In the paper each head has an output m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.drafting.tree_growth import top_tokens, with_target_ids
 from speculation.heads.base import Head, silu
-from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
+from speculation.heads.file import HeadsFile, HeadsInfo, HeadsWeights, own_format, write_heads
 
 N_CHOICES = 8  # of each head
 Choices = list[tuple[int, float]]  # tokens with their probabilities, likeliest first
 
 
-@dataclass(frozen=True)
-class MedusaWeights:
-    """The parameters of a set of heads.
-
-    weights  W of each residual block, (n_blocks, n_heads, n_embd, n_embd)
-    biases   b of each residual block, (n_blocks, n_heads, n_embd)
-    output   O, (n_drafted, n_embd)
-    tokens   the draft vocabulary, a token per row of O, (n_drafted,); None = all tokens
-    """
-
-    weights: Floats
-    biases: Floats
-    output: Floats
-    tokens: npt.NDArray[np.int32] | None
-
-
 class MedusaHeads(Head):
     """Medusa heads, in NumPy."""
 
-    def __init__(self, weights: MedusaWeights) -> None:
-        self._blocks = list(zip(weights.weights, weights.biases[:, :, :, None], strict=True))
+    def __init__(self, weights: HeadsWeights) -> None:
+        n_blocks, n_heads = counts(weights.tensors)
+
+        def stacked(block: int, part: str) -> Floats:
+            names = [f"head.{head}.block.{block}.{part}" for head in range(n_heads)]
+            return np.stack([weights.tensors[name] for name in names])
+
+        self._blocks = [
+            (stacked(i, "weight"), stacked(i, "bias")[..., None]) for i in range(n_blocks)
+        ]
         self._output = np.ascontiguousarray(weights.output)
         self._top = with_target_ids(top_tokens, weights.tokens)
 
@@ -70,44 +59,30 @@ class MedusaHeads(Head):
         return [[self._top(row, N_CHOICES) for row in logits[:, i]] for i in range(len(parts))]
 
 
-def load_medusa(file: HeadsFile, model: Model) -> MedusaHeads:
-    """Load heads for ``model``, after ``HeadsFile.check_target``.
+def shapes(n_heads: int, n_blocks: int, n_embd: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors by their names in the file."""
+    names = [f"head.{head}.block.{block}" for block in range(n_blocks) for head in range(n_heads)]
+    weights = {f"{name}.weight": (n_embd, n_embd) for name in names}
+    return {**weights, **{f"{name}.bias": (n_embd,) for name in names}}
 
-    Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
-    for the target's output matrix.
-    """
-    return MedusaHeads(read_weights(file, model.path))
+
+def counts(tensors: Mapping[str, Floats]) -> tuple[int, int]:
+    """The numbers of blocks of a head, and of heads."""
+    n_blocks = sum(name.startswith("head.0.") for name in tensors) // 2
+    return n_blocks, len(tensors) // (2 * n_blocks)
+
+
+def load_medusa(file: HeadsFile, model: Model) -> MedusaHeads:
+    """Load heads, after ``HeadsFile.check_target``. Raises as ``HeadsFile.weights``."""
+    n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
+    return MedusaHeads(file.weights(shapes(n_heads, n_blocks, file.info.n_embd), model.path))
 
 
 KIND = own_format("medusa", load_medusa)
 
 
-def read_weights(file: HeadsFile, target: Path) -> MedusaWeights:
-    """Read the parameters; ``target`` is the target's GGUF, which has the output matrix."""
-    n_embd = file.info.n_embd
-    n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
-    weights = np.empty((n_blocks, n_heads, n_embd, n_embd), np.float32)
-    biases = np.empty((n_blocks, n_heads, n_embd), np.float32)
-    for head in range(n_heads):
-        for block in range(n_blocks):
-            name = f"head.{head}.block.{block}"
-            weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
-            biases[block, head] = file.tensor(f"{name}.bias", n_embd)
-    return MedusaWeights(weights, biases, file.output_matrix(target), file.tokens())
-
-
-def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
+def write_medusa(path: Path, info: HeadsInfo, weights: HeadsWeights) -> None:
     """Write heads to a GGUF, matrices as F16."""
-    n_blocks, n_heads = weights.biases.shape[:2]
-    metadata = {
-        "medusa.head_count": n_heads,
-        "medusa.block_count": n_blocks,
-        "medusa.shares_target_output": True,
-    }
-    tensors: dict[str, npt.NDArray[Any]] = {}
-    for block in range(n_blocks):
-        for head in range(n_heads):
-            name = f"head.{head}.block.{block}"
-            tensors[f"{name}.weight"] = weights.weights[block, head]
-            tensors[f"{name}.bias"] = weights.biases[block, head].astype(np.float32)
-    write_heads(path, info, metadata, tensors, tokens=weights.tokens)
+    n_blocks, n_heads = counts(weights.tensors)
+    metadata = {"medusa.head_count": n_heads, "medusa.block_count": n_blocks}
+    write_heads(path, info, metadata, weights.tensors, tokens=weights.tokens)

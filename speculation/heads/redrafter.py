@@ -17,50 +17,20 @@ result to the input of the target's O.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from batching.llama.model import Model
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.base import Head, silu
-from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
+from speculation.heads.file import HeadsFile, HeadsInfo, HeadsWeights, own_format, write_heads
 
 Embeddings = Callable[[Sequence[int]], Floats]  # tokens -> embeddings, (n, n_embd)
-
-
-@dataclass(frozen=True)
-class ReDrafterWeights:
-    """The head's parameters.
-
-    token      W, (n_embd, n_embd)
-    recurrent  U, (n_embd, n_embd)
-    bias       b, (n_embd,)
-    mixing     [A B], (n_embd, 2 n_embd)
-    mixing_bias  c, (n_embd,)
-    blocks     D of each further block, (n_blocks, n_embd, n_embd)
-    block_biases  d of each further block, (n_blocks, n_embd)
-    projection P, (n_embd, n_embd)
-    output     O, (n_drafted, n_embd)
-    tokens     the draft vocabulary, a token per row of O, (n_drafted,); None = all tokens
-    """
-
-    token: Floats
-    recurrent: Floats
-    bias: Floats
-    mixing: Floats
-    mixing_bias: Floats
-    blocks: Floats
-    block_biases: Floats
-    projection: Floats
-    output: Floats
-    tokens: npt.NDArray[np.int32] | None
 
 
 class Beams(NamedTuple):
@@ -103,13 +73,14 @@ class ReDrafterHead(Head):
     tokens  the draft vocabulary, as in its weights
     """
 
-    def __init__(self, weights: ReDrafterWeights, embeddings: Embeddings) -> None:
+    def __init__(self, weights: HeadsWeights, embeddings: Embeddings) -> None:
         """``embeddings`` returns the target's embeddings."""
-        self.tokens = weights.tokens
-        self._weights, self._embeddings = weights, embeddings
-        n_embd = len(weights.bias)
-        self._state_matrix = np.ascontiguousarray(weights.mixing[:, :n_embd])
-        self._hidden_matrix = np.ascontiguousarray(weights.mixing[:, n_embd:])
+        self.tokens, self._output = weights.tokens, weights.output
+        self._weights, self._embeddings = weights.tensors, embeddings
+        w = weights.tensors
+        n_embd = len(w["recurrent.bias"])
+        self._state_matrix = np.ascontiguousarray(w["mixing.weight"][:, :n_embd])
+        self._hidden_matrix = np.ascontiguousarray(w["mixing.weight"][:, n_embd:])
 
     def advance(self, parts: Sequence[Beams]) -> list[Level]:
         """The next level of each part."""
@@ -119,76 +90,56 @@ class ReDrafterHead(Head):
         part_of = np.repeat(np.arange(len(parts)), sizes)  # of each row
         hidden = np.stack([part.hidden for part in parts])
         # B h + c is the same for all rows of a text.
-        offset = (hidden @ self._hidden_matrix.T + w.mixing_bias)[part_of]
+        offset = (hidden @ self._hidden_matrix.T + w["mixing.bias"])[part_of]
         embeddings = self._embeddings([token for part in parts for token in part.tokens])
-        inner = embeddings @ w.token.T + w.bias
+        inner = embeddings @ w["token.weight"].T + w["recurrent.bias"]
         for part, own in zip(parts, rows, strict=True):
             if part.states is not None:
-                inner[own] += part.states @ w.recurrent.T
+                inner[own] += part.states @ w["recurrent.weight"].T
         states = silu(inner)
         u = silu(states @ self._state_matrix.T + offset)
-        for matrix, bias in zip(w.blocks, w.block_biases, strict=True):
-            u = u + silu(u @ matrix.T + bias)
-        z = hidden[part_of] + u @ w.projection.T
+        for i in range(sum(name.startswith("block.") for name in w) // 2):
+            u = u + silu(u @ w[f"block.{i}.weight"].T + w[f"block.{i}.bias"])
+        z = hidden[part_of] + u @ w["projection.weight"].T
         # OpenBLAS is over twice as fast with the large matrix on the left, see ``heads.medusa``.
-        values = (w.output @ z.T).T
+        values = (self._output @ z.T).T
         return [
             Level(values[own], states[own], part.hidden)
             for part, own in zip(parts, rows, strict=True)
         ]
 
 
+def shapes(n_embd: int, n_blocks: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors by their names in the file: W, U, b, [A B], c, P, then D and d."""
+    n = n_embd
+    found: dict[str, tuple[int, ...]] = {
+        "token.weight": (n, n),
+        "recurrent.weight": (n, n),
+        "recurrent.bias": (n,),
+        "mixing.weight": (n, 2 * n),
+        "mixing.bias": (n,),
+        "projection.weight": (n, n),
+    }
+    for i in range(n_blocks):
+        found |= {f"block.{i}.weight": (n, n), f"block.{i}.bias": (n,)}
+    return found
+
+
 def load_redrafter(file: HeadsFile, model: Model) -> ReDrafterHead:
     """Load the head for ``model``, after ``HeadsFile.check_target``.
 
-    Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
-    for the target's output matrix, UnsupportedModel if the target's file lacks a matrix.
+    Raises as ``HeadsFile.weights``, and UnsupportedModel if the target's file lacks a matrix.
     """
+    names = shapes(file.info.n_embd, file.value("redrafter.block_count", int))
     embeddings = partial(Weights(model.path).rows, "token_embd.weight")
-    return ReDrafterHead(read_weights(file, model.path), embeddings)
+    return ReDrafterHead(file.weights(names, model.path), embeddings)
 
 
 KIND = own_format("redrafter", load_redrafter)
 
 
-def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
-    """Read the parameters; ``target`` is the target's GGUF, which has the output matrix."""
-    n = file.info.n_embd
-    n_blocks = file.value("redrafter.block_count", int)
-    blocks = np.empty((n_blocks, n, n), np.float32)
-    block_biases = np.empty((n_blocks, n), np.float32)
-    for block in range(n_blocks):
-        blocks[block] = file.tensor(f"block.{block}.weight", n, n)
-        block_biases[block] = file.tensor(f"block.{block}.bias", n)
-    return ReDrafterWeights(
-        token=file.tensor("token.weight", n, n),
-        recurrent=file.tensor("recurrent.weight", n, n),
-        bias=file.tensor("recurrent.bias", n),
-        mixing=file.tensor("mixing.weight", n, 2 * n),
-        mixing_bias=file.tensor("mixing.bias", n),
-        blocks=blocks,
-        block_biases=block_biases,
-        projection=file.tensor("projection.weight", n, n),
-        output=file.output_matrix(target),
-        tokens=file.tokens(),
-    )
-
-
-def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> None:
+def write_redrafter(path: Path, info: HeadsInfo, weights: HeadsWeights) -> None:
     """Write a head to a GGUF, matrices as F16."""
-    metadata = {
-        "redrafter.block_count": len(weights.blocks),
-        "redrafter.shares_target_output": True,
-    }
-    tensors: dict[str, npt.NDArray[Any]] = {
-        "token.weight": weights.token,
-        "recurrent.weight": weights.recurrent,
-        "recurrent.bias": weights.bias,
-        "mixing.weight": weights.mixing,
-        "mixing.bias": weights.mixing_bias,
-        "projection.weight": weights.projection,
-    }
-    for block, (matrix, bias) in enumerate(zip(weights.blocks, weights.block_biases, strict=True)):
-        tensors[f"block.{block}.weight"] = matrix
-        tensors[f"block.{block}.bias"] = bias
-    write_heads(path, info, metadata, tensors, tokens=weights.tokens)
+    n_blocks = sum(name.startswith("block.") for name in weights.tensors) // 2
+    metadata = {"redrafter.block_count": n_blocks}
+    write_heads(path, info, metadata, weights.tensors, tokens=weights.tokens)

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speculation.heads.medusa import MedusaWeights, write_medusa
+from speculation.heads.file import HeadsWeights
+from speculation.heads.medusa import write_medusa
 from speculation.train.params import MedusaTraining
 from speculation.train.ranks import NONE, Ints, columns_of, ranks_of
 from speculation.train.sequences import held_out_start, labels_of
@@ -78,6 +79,10 @@ class MedusaTrainer(Trainer[MedusaTraining]):
         return np.concatenate(found)
 
     def write(self, path: Path) -> None:
-        parameters = (self.module.matrices, self.module.biases, self.matrix)
-        weights, biases, output = (array.detach().cpu().numpy() for array in parameters)
-        write_medusa(path, self.target.info, MedusaWeights(weights, biases, output, self.tokens))
+        tensors = {}
+        for part, of in (("weight", self.module.matrices), ("bias", self.module.biases)):
+            for block, heads in enumerate(of.detach().cpu().numpy()):
+                for head, values in enumerate(heads):
+                    tensors[f"head.{head}.block.{block}.{part}"] = values
+        output = self.matrix.cpu().numpy()
+        write_medusa(path, self.target.info, HeadsWeights(tensors, output, self.tokens))

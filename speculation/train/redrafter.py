@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from batching.tree import Floats
-from speculation.heads.redrafter import ReDrafterWeights, write_redrafter
+from speculation.heads.file import HeadsWeights
+from speculation.heads.redrafter import write_redrafter
+from speculation.train.layer import arrays_of
 from speculation.train.params import ReDrafterTraining
 from speculation.train.sequences import Batch
 from speculation.train.states import States
@@ -66,23 +67,10 @@ class ReDrafterModule(nn.Module):
             if not len(places):
                 return
 
-    def weights(self, output: Tensor, tokens: npt.NDArray[np.int32] | None) -> ReDrafterWeights:
-        def array(parameter: Tensor) -> Floats:
-            return parameter.detach().cpu().numpy()
-
-        n, blocks = self.n_embd, list(self.blocks)
-        return ReDrafterWeights(
-            token=array(self.token.weight),
-            recurrent=array(self.recurrent.weight),
-            bias=array(self.token.bias),
-            mixing=array(self.mixing.weight),
-            mixing_bias=array(self.mixing.bias),
-            blocks=np.array([array(of.weight) for of in blocks], np.float32).reshape(-1, n, n),
-            block_biases=np.array([array(of.bias) for of in blocks], np.float32).reshape(-1, n),
-            projection=array(self.projection.weight),
-            output=array(output),
-            tokens=tokens,
-        )
+    def weights(self, output: Tensor, tokens: npt.NDArray[np.int32] | None) -> HeadsWeights:
+        tensors = {name.replace("blocks.", "block."): of for name, of in arrays_of(self).items()}
+        tensors["recurrent.bias"] = tensors.pop("token.bias")
+        return HeadsWeights(tensors, output.cpu().numpy(), tokens)
 
 
 class ReDrafterTrainer(ChainTrainer[ReDrafterTraining]):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from batching.llama.model import Model
 from batching.tree import Floats
+from speculation.heads import medusa, redrafter
 from speculation.heads.eagle import EagleShape, write_eagle
-from speculation.heads.file import HeadsInfo
-from speculation.heads.medusa import MedusaWeights, write_medusa
-from speculation.heads.redrafter import ReDrafterWeights, write_redrafter
+from speculation.heads.file import HeadsInfo, HeadsWeights
 from tests.support.head_checks import normal_weights, random_weights
 from tests.support.mtp_gguf import (
     write_assistant_gguf,
@@ -35,50 +34,44 @@ def medusa_weights(
     n_embd: int = 32,
     tokens: Sequence[int] | None = None,
     scale: float = 1.0,
-) -> MedusaWeights:
+) -> HeadsWeights:
     normal = normal_weights(np.random.default_rng(seed), n_embd, scale)
-    n_drafted = N_TINY if tokens is None else len(tokens)
-    return MedusaWeights(
-        normal(n_blocks, n_heads, n_embd, n_embd),
-        normal(n_blocks, n_heads, n_embd),
-        normal(n_drafted, n_embd),
+    shapes = medusa.shapes(n_heads, n_blocks, n_embd)
+    return heads_weights(normal, shapes, N_TINY if tokens is None else len(tokens), tokens)
+
+
+def heads_weights(
+    normal: Callable[..., Floats],
+    shapes: Mapping[str, Sequence[int]],
+    n_drafted: int,
+    tokens: Sequence[int] | None,
+) -> HeadsWeights:
+    return HeadsWeights(
+        {name: normal(*shape) for name, shape in shapes.items()},
+        normal(n_drafted, 32),
         None if tokens is None else np.array(tokens, np.int32),
     )
 
 
-def write_medusa_heads(path: Path, target: Path, weights: MedusaWeights | None = None) -> Path:
+def write_medusa_heads(path: Path, target: Path, weights: HeadsWeights | None = None) -> Path:
     with Model(target) as model:
-        write_medusa(path, HeadsInfo.of_target("medusa", model), weights or medusa_weights())
+        info = HeadsInfo.of_target("medusa", model)
+        medusa.write_medusa(path, info, weights or medusa_weights())
     return path
 
 
 def redrafter_weights(
-    *,
-    n_embd: int = 32,
-    n_blocks: int = 1,
-    n_drafted: int = N_TINY,
-    tokens: Sequence[int] | None = None,
-) -> ReDrafterWeights:
+    *, n_embd: int = 32, n_blocks: int = 1, tokens: Sequence[int] | None = None
+) -> HeadsWeights:
     normal = normal_weights(np.random.default_rng(0), n_embd, scale=2)
-    return ReDrafterWeights(
-        token=normal(n_embd, n_embd),
-        recurrent=normal(n_embd, n_embd),
-        bias=normal(n_embd),
-        mixing=normal(n_embd, 2 * n_embd),
-        mixing_bias=normal(n_embd),
-        blocks=normal(n_blocks, n_embd, n_embd),
-        block_biases=normal(n_blocks, n_embd),
-        projection=normal(n_embd, n_embd),
-        output=normal(n_drafted if tokens is None else len(tokens), n_embd),
-        tokens=None if tokens is None else np.array(tokens, np.int32),
-    )
+    shapes = redrafter.shapes(n_embd, n_blocks)
+    return heads_weights(normal, shapes, N_TINY if tokens is None else len(tokens), tokens)
 
 
-def write_redrafter_head(path: Path, target: Path, weights: ReDrafterWeights | None = None) -> Path:
+def write_redrafter_head(path: Path, target: Path, weights: HeadsWeights | None = None) -> Path:
     with Model(target) as model:
-        write_redrafter(
-            path, HeadsInfo.of_target("redrafter", model), weights or redrafter_weights()
-        )
+        info = HeadsInfo.of_target("redrafter", model)
+        redrafter.write_redrafter(path, info, weights or redrafter_weights())
     return path
 
 

@@ -14,7 +14,8 @@ from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.acceptance import Acceptance
 from speculation.engine import Engine
-from speculation.heads.medusa import MedusaHeads, MedusaWeights
+from speculation.heads.file import HeadsWeights
+from speculation.heads.medusa import MedusaHeads
 from speculation.methods import parse_method
 from speculation.methods.medusa import Medusa, MedusaParams
 from tests.support.exact import EXACT
@@ -27,9 +28,11 @@ from tests.support.tiny_heads import medusa_weights, write_medusa_heads
 
 
 def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
-    weights = MedusaWeights(
-        weights=np.array([[[[1, 0], [0, 2]]]], np.float32),
-        biases=np.array([[[0, -1]]], np.float32),
+    weights = HeadsWeights(
+        {
+            "head.0.block.0.weight": np.array([[1, 0], [0, 2]], np.float32),
+            "head.0.block.0.bias": np.array([0, -1], np.float32),
+        },
         output=np.array([[1, 0], [0, -1], [1, 1]], np.float32),
         tokens=np.array([7, 8, 9], np.int32),
     )
@@ -56,8 +59,8 @@ def test_blocks_follow_each_other_and_every_state_has_its_own_choices(
     np.testing.assert_allclose(heads.top([hidden[1]])[0], second, rtol=1e-4)
     for head, choices in enumerate(first):
         state = hidden[0]
-        for weight, bias in zip(w.weights[:, head], w.biases[:, head], strict=True):
-            inner = weight @ state + bias
+        for block in (f"head.{head}.block.0", f"head.{head}.block.1"):
+            inner = w.tensors[f"{block}.weight"] @ state + w.tensors[f"{block}.bias"]
             state = state + inner / (1 + np.exp(-inner))
         logits = w.output @ state
         best = np.argsort(-logits)[:8]

@@ -17,7 +17,8 @@ from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.tree_growth import Candidate, top_beams
 from speculation.engine import Engine
-from speculation.heads.redrafter import Beams, Level, ReDrafterHead, ReDrafterWeights
+from speculation.heads.file import HeadsWeights
+from speculation.heads.redrafter import Beams, Level, ReDrafterHead
 from speculation.methods import parse_method
 from speculation.methods.redrafter import ReDrafter, ReDrafterParams
 from tests.support.exact import EXACT
@@ -30,15 +31,18 @@ from tests.support.tiny_heads import redrafter_weights, write_redrafter_head
 
 
 def test_every_token_advances_the_state_that_is_mixed_with_the_targets() -> None:
-    weights = ReDrafterWeights(
-        token=np.eye(2, dtype=np.float32),
-        recurrent=np.array([[0, 1], [1, 0]], np.float32),
-        bias=np.array([0, 1], np.float32),
-        mixing=np.array([[1, 0, 0, 0], [0, 0, 0, 1]], np.float32),
-        mixing_bias=np.zeros(2, np.float32),
-        blocks=np.zeros((1, 2, 2), np.float32),
-        block_biases=np.zeros((1, 2), np.float32),
-        projection=np.array([[0, 1], [1, 0]], np.float32),
+    tensors: dict[str, Floats] = {
+        "token.weight": np.eye(2, dtype=np.float32),
+        "recurrent.weight": np.array([[0, 1], [1, 0]], np.float32),
+        "recurrent.bias": np.array([0, 1], np.float32),
+        "mixing.weight": np.array([[1, 0, 0, 0], [0, 0, 0, 1]], np.float32),
+        "mixing.bias": np.zeros(2, np.float32),
+        "block.0.weight": np.zeros((2, 2), np.float32),
+        "block.0.bias": np.zeros(2, np.float32),
+        "projection.weight": np.array([[0, 1], [1, 0]], np.float32),
+    }
+    weights = HeadsWeights(
+        tensors,
         output=np.array([[1, 0], [0, 1], [1, 1]], np.float32),
         tokens=None,
     )
@@ -69,9 +73,11 @@ def test_the_logits_are_those_of_the_papers_recurrence(tokens: list[int] | None)
             layer.bias.data = torch.from_numpy(bias)
         return layer
 
-    cell = linear(np.concatenate([w.token, w.recurrent], axis=1), w.bias)
-    mixing = linear(w.mixing, w.mixing_bias)
-    blocks = [linear(m, b) for m, b in zip(w.blocks, w.block_biases, strict=True)]
+    t = w.tensors
+    weight = np.concatenate([t["token.weight"], t["recurrent.weight"]], axis=1)
+    cell = linear(weight, t["recurrent.bias"])
+    mixing = linear(t["mixing.weight"], t["mixing.bias"])
+    blocks = [linear(t[f"block.{i}.weight"], t[f"block.{i}.bias"]) for i in range(2)]
     silu = torch.nn.SiLU()
 
     def reference(path: Sequence[int]) -> Floats:
@@ -82,7 +88,7 @@ def test_the_logits_are_those_of_the_papers_recurrence(tokens: list[int] | None)
         u = silu(mixing(torch.cat([state, h])))  # type: ignore[operator]
         for block in blocks:
             u = u + silu(block(u))  # type: ignore[operator]
-        z = h + torch.from_numpy(w.projection) @ u
+        z = h + torch.from_numpy(t["projection.weight"]) @ u
         return (torch.from_numpy(w.output) @ z).detach().numpy()
 
     def look_up(ids: Sequence[int]) -> Floats:
