@@ -69,17 +69,12 @@ class EagleShape:
             "output_norm.weight": (n,),
         }
 
-    def metadata(
-        self, architecture: str, n_layers: int, n_vocab: int, n_ctx: int = 1 << 20
-    ) -> dict[str, Value]:
-        """The metadata of a GGUF with ``n_layers`` such layers.
-
-        ``n_ctx`` has no effect where positions are relative.
-        """
+    def metadata(self, architecture: str, n_vocab: int) -> dict[str, Value]:
+        """The metadata of a GGUF with one such layer."""
         values: dict[str, Value] = {
-            "context_length": n_ctx,
+            "context_length": 1 << 20,  # without effect, since positions are relative
             "embedding_length": self.n_embd,
-            "block_count": n_layers,
+            "block_count": 1,
             "feed_forward_length": self.n_ff,
             "attention.head_count": self.n_head,
             "attention.head_count_kv": self.n_head_kv,
@@ -222,7 +217,7 @@ def write_layer(
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": f"EAGLE's layer for {file.info.target_name}",
-        **shape.metadata("llama", 1, n_drafted),
+        **shape.metadata("llama", n_drafted),
         "tokenizer.ggml.model": "no_vocab",
     }
     write_gguf(path, metadata, tensors)

@@ -112,7 +112,7 @@ def write_eagle3(
         "general.quantization_version": QUANTIZATION_VERSION,
         "heads.target.name": info.target_name,
         "heads.target.fingerprint": info.fingerprint,
-        **shape.metadata(ARCHITECTURE, 1, info.n_vocab),
+        **shape.metadata(ARCHITECTURE, info.n_vocab),
         "eagle3.target_layers": list(layers),
         "eagle3.target_hidden_size": info.n_embd,
         "eagle3.norm_before_residual": False,  # variants that this project does not train

@@ -7,19 +7,8 @@ its loss and its file; they need PyTorch, the extra ``train``.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from batching.errors import SpeculationError
 
 
 class TrainError(SpeculationError):
     """Heads cannot be trained: PyTorch is missing, the data is unusable, or the disk is full."""
-
-
-def require_packages() -> None:
-    """Raise TrainError with the install command if PyTorch is missing."""
-    if find_spec("torch") is None:
-        raise TrainError(
-            "training needs torch, which is not installed; install it with: "
-            "python -m pip install 'torch>=2.6'"
-        )

@@ -153,7 +153,7 @@ def test_missing_requirements_are_reported_in_one_line(
         return capsys.readouterr().err
 
     with pytest.MonkeyPatch.context() as without:
-        without.setattr("speculation.train.find_spec", lambda name: None)
+        without.setattr("speculation.train.__main__.find_spec", lambda name: None)
         assert "python -m pip install 'torch>=2.6'" in refused()
     assert "no such folder" in refused(out=tmp_path / "none" / "h.gguf")
     assert "heads is 20; give 1 to 8" in refused("--heads", 20)
