@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from speculation.heads.aux_states import AuxStatesHead
-from speculation.heads.converted import CONVERT_AGAIN, ConvertedHead
+from speculation.heads.converted import CONVERT_AGAIN, AuxStatesHead, ConvertedHead
 from speculation.heads.file import llama_format
 
 ARCHITECTURE = "dflash"

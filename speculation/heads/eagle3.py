@@ -27,12 +27,12 @@ from batching.llama.model import Model
 from batching.slots import encoding
 from batching.together import Coroutine
 from batching.tree import Floats
-from speculation.heads.aux_states import AuxStatesHead
 from speculation.heads.converted import (
     CONVERT_AGAIN,
     DRAFT_TOKENS,
     EMBEDDINGS,
     OUTPUT,
+    AuxStatesHead,
     ConvertedHead,
 )
 from speculation.heads.eagle import EagleShape

@@ -184,8 +184,6 @@ def _parse(method: str, name: str, text: str, default: Any) -> Any:
                 text.lower()
             ]
         return kind(text)
-    except InvalidParameter:
-        raise
     except (ValueError, KeyError):
         expected = "on or off" if kind is bool else f"a value like {default!r}"
         raise InvalidParameter(f"{method}: {name} is {text!r}; give {expected}") from None
