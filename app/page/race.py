@@ -165,6 +165,7 @@ def _is_short(pairs: Sequence[tuple[Run, Run]]) -> bool:
 
 # Methods that draw other texts from the same seed.
 _OTHER_DRAWS = {
+    "verify=typical-lossy": "also accepts drafts that are only likely enough",
     "verify=rejection": "draws its tokens in another way, from the same probabilities",
 }
 
