@@ -18,7 +18,6 @@ from speculation.bench.suites import SUITES
 from speculation.bench.summary import summarise
 from speculation.engine import Engine
 from speculation.system.console import INTERRUPTED, OK, run_command
-from speculation.text import Text
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -64,18 +63,15 @@ def _measure(engine: Engine, prompts: Sequence[Prompt], options: Options, result
     """Add measurements to ``results`` and update the ``--json`` file after each round."""
     suite, plan = SUITES[options.suite], options.plan()
     with Progress(suite.n_measurements(engine, prompts, plan)) as progress:
-
-        def on_run(method: str, prompt_id: str, done: Text) -> None:
-            stats = done.stats
-            progress.add(method, prompt_id, stats.n_tokens - stats.n_first, stats.decode_seconds)
-
-        for item in suite.measure(engine, prompts, plan, on_run):
+        for item in suite.measure(engine, prompts, plan):
             results.add(item)
             if isinstance(item, Skipped):
                 n_skipped = plan.repeat * len(plan.methods)
                 progress.skip(n_skipped, f"{item.prompt_id} is skipped: {item.reason}")
             elif isinstance(item, Curve):
                 progress.advance(f"n_past {item.n_past}")
+            else:
+                progress.add(item)
             if options.json is not None:
                 write_json(options.json, results)
         results.complete = True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from speculation.bench.results import Run
 from speculation.drafter import BASELINE
 
 
@@ -30,22 +32,24 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def add(self, method: str, prompt_id: str, n_tokens: int, seconds: float) -> None:
-        """Count a completed run, which made ``n_tokens`` in ``seconds``."""
-        tokens, total = self._totals.get(method, (0, 0.0))
-        self._totals[method] = (tokens + n_tokens, total + seconds)
+    def add(self, runs: Sequence[Run]) -> None:
+        """Count a round of runs."""
+        for run in runs:
+            tokens, seconds = self._totals.get(run.method, (0, 0.0))
+            tokens += run.stats.n_tokens - run.stats.n_first
+            self._totals[run.method] = tokens, seconds + run.stats.decode_seconds
         rates = {name: n / seconds for name, (n, seconds) in self._totals.items() if seconds}
         plain = rates.pop(BASELINE, 0.0)
         if plain and rates:
             best = max(rates, key=rates.__getitem__)
             text = f"fastest {best} {rates[best] / plain:.2f}x"
             self._bar.set_postfix_str(text, refresh=False)
-        self.advance(prompt_id)
+        self.advance(runs[0].prompt_id, len(runs))
 
-    def advance(self, what: str) -> None:
-        """Count a completed measurement."""
+    def advance(self, what: str, n: int = 1) -> None:
+        """Count completed measurements."""
         self._bar.set_description_str(what, refresh=False)
-        self._bar.update()
+        self._bar.update(n)
 
     def skip(self, n_runs: int, reason: str) -> None:
         """Remove ``n_runs`` from the total and print why."""

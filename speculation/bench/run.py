@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,16 +73,11 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
     )
 
 
-def measure(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    plan: Plan,
-    on_run: Callable[[str, str, Text], None],
-) -> Iterator[list[Run] | Skipped]:
+def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[list[Run] | Skipped]:
     """Yield each round (one run of every method on a prompt) and each skipped turn.
 
-    ``on_run(method, prompt_id, generation)`` is called after each run. A turn is remembered after
-    all its rounds, with plain decoding's reply: all methods and repeats have the same memory.
+    A turn is remembered after all its rounds, with plain decoding's reply: all methods and repeats
+    have the same memory.
     """
     memory = engine.resources.memory
     n_rounds = 0
@@ -98,13 +93,11 @@ def measure(
                 break
             baseline: Sequence[int] = ()  # plain decoding's tokens
             for repeat in range(plan.repeat):
-                done: dict[str, Text] = {}
                 with memory.paused():
-                    for method in plan.rotated(n_rounds):
-                        done[str(method)] = generate(
-                            engine, tokens, method, plan.sampling, plan.n_predict
-                        )
-                        on_run(str(method), prompt.turn_id(turn), done[str(method)])
+                    done = {
+                        str(method): generate(engine, tokens, method, plan.sampling, plan.n_predict)
+                        for method in plan.rotated(n_rounds)
+                    }
                 n_rounds += 1
                 # Later repeats of plain decoding are compared with the first as well.
                 baseline = baseline or done[BASELINE].token_ids

@@ -91,7 +91,7 @@ def runs(
     with Engine.load(model, params, **paired) as engine:
         prompts = select_prompts(read_prompts("builtin"), categories=categories, limit=1)
         plan = Plan(methods, sampling or SamplingParams(), n_predict=48)
-        for finished in measure(engine, prompts, plan, lambda *_: None):
+        for finished in measure(engine, prompts, plan):
             assert isinstance(finished, list), f"left out: {finished}"
             done += finished
     return done

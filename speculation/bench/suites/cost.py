@@ -8,7 +8,7 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -51,13 +51,7 @@ class Cost(Suite):
             notes.append(f"the context or the batch is too small for n_past {names}")
         return notes
 
-    def measure(
-        self,
-        engine: Engine,
-        prompts: Sequence[Prompt],
-        plan: Plan,
-        on_run: Callable[..., None],
-    ) -> Iterator[Curve]:
+    def measure(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[Curve]:
         engine.call(lambda: engine.cache.truncate(0))
         engine.call(lambda: measure_cost(engine.context, sizes=(1, 2), n_past=0))  # warm up
         for n_past in _reachable(engine):

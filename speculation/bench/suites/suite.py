@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -56,15 +56,11 @@ class Suite:
         return turns * plan.repeat * len(plan.methods)
 
     def measure(
-        self,
-        engine: Engine,
-        prompts: Sequence[Prompt],
-        plan: Plan,
-        on_run: Callable[..., None],
+        self, engine: Engine, prompts: Sequence[Prompt], plan: Plan
     ) -> Iterator[list[Run] | Skipped | Curve]:
         """Warm up, measure, and yield results as they come."""
         warm_up(engine, prompts, plan)
-        yield from measure(engine, prompts, plan, on_run)
+        yield from measure(engine, prompts, plan)
 
     def tables(self, results: Results) -> list[Table]:
         """The results as tables."""

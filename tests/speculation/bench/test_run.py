@@ -18,15 +18,17 @@ import pytest
 from batching.target import Output, Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
+from speculation.bench import run as bench_run
 from speculation.bench.json_file import check_writable, write_json
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Curve, Difference, Skipped
-from speculation.bench.run import Plan, measure, plain_logits
+from speculation.bench.run import Plan, generate, measure, plain_logits
 from speculation.bench.suites import suite
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
+from speculation.text import Text
 from tests.speculation.bench.runs import PROMPTS, results, run
 from tests.support.paths import ROOT
 
@@ -140,34 +142,44 @@ def test_plain_logits_are_those_that_plain_decoding_chose_from(engine: Engine) -
     ] == tokens
 
 
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Text, int]]:
+    """What is generated: the method, the text, and tokens in the memory then."""
+    found: list[tuple[str, Text, int]] = []
+
+    def recorded(engine: Engine, *arguments: Any) -> Text:
+        text = generate(engine, *arguments)
+        found.append((str(text.method), text, engine.resources.memory.index.n_tokens))
+        return text
+
+    monkeypatch.setattr(bench_run, "generate", recorded)
+    return found
+
+
 def test_later_turns_follow_plain_decodings_replies_for_every_method(
-    engine: Engine, wrong_method: str
+    engine: Engine, wrong_method: str, written: list[tuple[str, Text, int]]
 ) -> None:
     methods = [parse_method(name) for name in (wrong_method, "ar")]
-    seen: dict[tuple[str, str], list[int]] = {}
-    replies: dict[tuple[str, str], str] = {}
-
-    def on_run(method: str, prompt_id: str, done: Any) -> None:
-        seen[prompt_id, method] = done.prompt
-        replies[prompt_id, method] = done.text
-
     plan = Plan(methods, SamplingParams(), 6)
-    list(measure(engine, [Prompt("c", "cats", ("the cat", "a dog"))], plan, on_run))
-    assert replies["c", "ar"] != replies["c", "wrong"]
-    assert seen["c#2", "wrong"] == seen["c#2", "ar"]
-    text = engine.model.detokenize(seen["c#2", "ar"]).decode()
-    assert f"<|assistant|>{replies['c', 'ar']}<|end|>" in text
+    list(measure(engine, [Prompt("c", "cats", ("the cat", "a dog"))], plan))
+    (wrong, plain), later = written[:2], {name: text for name, text, _ in written[2:]}
+    assert (wrong[0], plain[0]) == ("wrong", "ar")
+    assert plain[1].text != wrong[1].text
+    assert later["wrong"].prompt == later["ar"].prompt
+    text = engine.model.detokenize(later["ar"].prompt).decode()
+    assert f"<|assistant|>{plain[1].text}<|end|>" in text
 
 
-def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(engine: Engine) -> None:
+def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(
+    engine: Engine, written: list[tuple[str, Text, int]]
+) -> None:
     prompts = [Prompt(name, "cats", ("the cat saw a dog",)) for name in ("first", "again")]
     methods = [parse_method(name) for name in ("ar", "suffix", "suffix:branches=3")]
-    plan, sizes = Plan(methods, SamplingParams(), 40, repeat=2), []
+    plan = Plan(methods, SamplingParams(), 40, repeat=2)
     engine.resources.memory.clear()
-    rounds = measure(
-        engine, prompts, plan, lambda *_: sizes.append(engine.resources.memory.index.n_tokens)
-    )
+    rounds = measure(engine, prompts, plan)
     runs = [run for done in rounds if isinstance(done, list) for run in done]
+    sizes = [size for *_, size in written]
     assert set(sizes[:6]) == {0}
     assert len(set(sizes[6:])) == 1 and sizes[6] > 0
     cold, warm = (
@@ -178,16 +190,12 @@ def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(engine: Engine) 
 
 
 def test_every_run_prefills_its_whole_prompt_and_raw_ones_without_a_template(
-    engine: Engine,
+    engine: Engine, written: list[tuple[str, Text, int]]
 ) -> None:
-    seen: list[tuple[list[int], int]] = []
     methods = [parse_method(name) for name in ("ar", "jacobi")]
     plan = Plan(methods, SamplingParams(), 3, raw=True, repeat=2)
-
-    def on_run(method: str, prompt_id: str, done: Any) -> None:
-        seen.append((done.prompt, done.stats.n_reused))
-
-    list(measure(engine, [Prompt("c", "cats", ("the cat",))], plan, on_run))
+    list(measure(engine, [Prompt("c", "cats", ("the cat",))], plan))
+    seen = [(list(text.prompt), text.stats.n_reused) for _, text, _ in written]
     assert seen == [(engine.model.tokenize("the cat"), 0)] * 4
 
 
