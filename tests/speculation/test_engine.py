@@ -69,10 +69,9 @@ def test_every_method_gives_the_text_of_plain_decoding(
 
 
 def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
-    for method in ("jacobi", "draft:p_min=0,p_path=0"):
-        for most in (1, 2, 3):
-            stats = engine.generate(PROMPT, method=method, max_tokens=most).run().stats
-            assert max(stats.rows_histogram) == most, method
+    for most in (1, 2, 3):
+        text = engine.generate(PROMPT, method="draft:p_min=0,p_path=0", max_tokens=most)
+        assert max(text.run().stats.rows_histogram) == most
 
 
 def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
