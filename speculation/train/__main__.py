@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m speculat
     args = _parser(prog).parse_args(arguments)
     try:
         return run_command(
-            lambda: _run(args.kind, args), "interrupted; run the same command again to resume"
+            lambda: _run(args.command, args), "interrupted; run the same command again to resume"
         )
     except (MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError when out of memory
         if not isinstance(error, MemoryError) and "memory" not in str(error):
@@ -84,7 +84,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="kind")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, kind in KINDS.items():
         subparser = subparsers.add_parser(name, help=f"train {kind.what}", allow_abbrev=False)
         _add_arguments(subparser, kind.params)
