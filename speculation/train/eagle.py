@@ -27,7 +27,7 @@ from speculation.train.layer import Eagle3Module, EagleModule
 from speculation.train.params import EagleTraining
 from speculation.train.sequences import Batch
 from speculation.train.states import States
-from speculation.train.training import ChainTrainer, Target
+from speculation.train.training import Target, Trainer
 
 _SAMPLED = 4096  # states from which sizes are measured
 
@@ -55,7 +55,7 @@ def shape_for(target: Weights, n_embd: int, n_ff: int = 0) -> EagleShape:
     return EagleShape(n_embd, n_head, n_head_kv, n_ff, float(of("rope.freq_base", 10_000.0)))
 
 
-class EagleTrainer(ChainTrainer[EagleTraining]):
+class EagleTrainer(Trainer[EagleTraining]):
     """Trains a head for EAGLE-1 and -2, or for EAGLE-3 if ``target`` has layers that it reads."""
 
     def __init__(self, params: EagleTraining, states: States, target: Target, device: str) -> None:

@@ -38,8 +38,6 @@ class TrainingParams(Params):
 
 @dataclass(frozen=True)
 class MedusaTraining(TrainingParams):
-    epochs: float = param(4.0, "passes over the data", (0.0, 1000.0))
-    batch: int = param(256, "states per step", (1, 2**20))
     heads: int = param(4, "number of heads; each drafts one token further ahead", (1, 8))
     blocks: int = param(2, "residual blocks per head", (1, 8))
 

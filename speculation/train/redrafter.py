@@ -21,7 +21,7 @@ from speculation.train.layer import arrays_of
 from speculation.train.params import ReDrafterTraining
 from speculation.train.sequences import Batch
 from speculation.train.states import States
-from speculation.train.training import ChainTrainer, Target
+from speculation.train.training import Target, Trainer
 
 
 class ReDrafterModule(nn.Module):
@@ -42,10 +42,8 @@ class ReDrafterModule(nn.Module):
         nn.init.zeros_(self.projection.weight)  # initially the head adds nothing
 
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As ``ChainTrainer.chains``. A chain ends before the first position outside the mask."""
-        time = batch.mask.shape[1]
-        continues = batch.mask.flatten().roll(-1)
-        continues[time - 1 :: time] = False  # the next position is in another sequence
+        """As ``Trainer.chains``. A chain ends before the first position outside the mask."""
+        continues = batch.continues()
         places = batch.places()
         hidden = batch.before.flatten(0, 1)
         token_input = self.token(batch.embeddings.flatten(0, 1))
@@ -73,7 +71,7 @@ class ReDrafterModule(nn.Module):
         return HeadsWeights(tensors, output.cpu().numpy(), tokens)
 
 
-class ReDrafterTrainer(ChainTrainer[ReDrafterTraining]):
+class ReDrafterTrainer(Trainer[ReDrafterTraining]):
     def __init__(
         self, params: ReDrafterTraining, states: States, target: Target, device: str
     ) -> None:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from batching.tree import Floats
 from speculation.train import TrainError
-from speculation.train.ranks import NONE, Ints
 from speculation.train.states import States
 
 _SORTED = 16  # batches whose sequences are sorted by length together
@@ -49,20 +48,6 @@ def draft_vocab(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] |
     return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int32)
 
 
-def labels_of(states: States, n_heads: int) -> Ints:
-    """The target's choice that each of Medusa's heads learns at each token, (n, n_heads).
-
-    NONE where the next token is not trained on, and from the last token of its span on: what the
-    target would choose after the end of a reply does not matter.
-    """
-    n = len(states)
-    span_end = np.append(states.span_end[1:], 0)
-    at = np.arange(n)[:, None] + 1 + np.arange(n_heads)[None]
-    found: Ints = np.asarray(states.choices).astype(np.int64)[np.minimum(at, n - 1)]
-    found[at >= span_end[:, None] - 1] = NONE
-    return found
-
-
 @dataclass(frozen=True)
 class Batch:
     """Sequences, padded at their ends, as tensors. A position stands for a token.
@@ -86,6 +71,13 @@ class Batch:
         mask = self.mask.clone()
         mask[:, :skip] = False
         return mask.flatten().nonzero().squeeze(1)
+
+    def continues(self) -> Any:
+        """Whether the next position is in the mask, too: (sequences × time,)."""
+        time = self.mask.shape[1]
+        found = self.mask.flatten().roll(-1)
+        found[time - 1 :: time] = False  # the next position is in another sequence
+        return found
 
 
 class Sequences:

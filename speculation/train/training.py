@@ -1,8 +1,4 @@
-"""The loop that trains every kind of heads, and what a kind gives for it.
-
-``Trainer`` is what a kind gives: its module, its loss, its ranks and its file. Heads that draft
-chains share more, see ``ChainTrainer``. Needs PyTorch.
-"""
+"""The loop that trains every kind of heads, and what a kind gives for it. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -64,43 +60,87 @@ class Target:
 class Trainer(ABC, Generic[P]):
     """A kind of heads in training.
 
+    It learns the target's distribution after every token, at each depth of a chain of drafts.
+
     module  the PyTorch module that learns
-    items   what an epoch consists of: the sequences to train on, or for Medusa single states
+    depth   length of the chains it is trained on
+    items   the sequences to train on
     tokens  the draft vocabulary, (n_drafted,); None = the whole vocabulary
     matrix  the target's output matrix for these tokens, (n_drafted, n_embd)
     """
 
     module: nn.Module
-    items: list[int]
+    depth: int
 
-    def __init__(self, params: P, states: States, target: Target, device: str) -> None:
-        """``device`` is PyTorch's name of the device to train on.
+    def __init__(
+        self,
+        params: P,
+        states: States,
+        target: Target,
+        device: str,
+        embeddings: Floats,
+        read: npt.NDArray[np.float16],
+    ) -> None:
+        """``device`` is PyTorch's name of the device to train on; ``embeddings`` and ``read`` are
+        what the head takes as input, see ``Sequences``.
 
         Raises TrainError if there are too few sequences to hold one out, or no token to train on.
         """
         torch.manual_seed(params.seed)
-        self.params = params
-        self.states = states
-        self.target = target
-        self.device = device
+        self.params, self.target, self.device = params, target, device
         self.tokens = draft_vocab(states, params.vocab, len(target.output))
         rows = target.output if self.tokens is None else target.output[self.tokens]
         self.matrix = torch.from_numpy(np.array(rows)).to(device)
+        self.data = Sequences(states, device, embeddings, read)
+        self.items, self._held_out = self.data.split(params.held_out)
+        self._lengths = np.diff(states.ends, prepend=0).tolist()
 
     def batches(self) -> Iterator[list[int]]:
         """Items of each step, without end."""
-        return batches(self.items, self.params.batch, self.params.seed)
+        params = self.params
+        return batches(self.items, params.batch, params.seed, self._lengths.__getitem__)
 
     @abstractmethod
-    def loss(self, items: list[int]) -> Tensor: ...
+    def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run a chain of ``depth`` tokens from every position in the mask.
 
-    @abstractmethod
-    def ranks(self) -> Ints:
-        """The ranks of the correct tokens on held-out data, (n, n_heads or N_DEPTHS)."""
+        Yields for each token of the chains its positions, (n,), see ``Batch.places``, and the
+        inputs of the output matrix there, (n, n_embd). Ends early if no position is left.
+        """
 
     @abstractmethod
     def write(self, path: Path) -> None:
         """Write the heads to a file. Raises DiskFull."""
+
+    def training_batch(self, items: list[int]) -> Batch:
+        return self.data.batch(items)
+
+    def loss(self, items: list[int]) -> Tensor:
+        batch = self.training_batch(items)
+        after = batch.after.flatten(0, 1)
+        total = torch.zeros((), device=self.device)
+        for i, (places, ours) in enumerate(self.chains(batch, self.depth)):
+            total = total + LOSS_DECAY**i * self.step_loss(ours, after[places])
+        return total
+
+    def step_loss(self, ours: Tensor, wanted: Tensor) -> Tensor:
+        """The loss at one depth: our inputs of the output matrix, and the target's."""
+        return distribution_loss(ours, wanted, self.matrix)
+
+    def ranks(self) -> Ints:
+        """The ranks of the target's choices on held-out data, (n, depths), up to N_DEPTHS."""
+        found = []
+        for sequence in self._held_out:
+            batch = self.data.batch([sequence])
+            choices = batch.choices[0].cpu().numpy()
+            ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
+            for depth, (places, ours) in enumerate(self.chains(batch, N_DEPTHS)):
+                at = places.cpu().numpy()  # of chains that began ``depth`` positions earlier
+                logits = ours @ self.matrix.T
+                ranks[at - depth, depth] = ranks_of(logits, choices[at], self.tokens)
+            found.append(ranks[batch.mask[0].cpu().numpy()])
+        every = np.concatenate(found)
+        return every[:, : max(1, int((every >= 0).any(axis=0).sum()))]
 
 
 def train(
@@ -153,68 +193,3 @@ def distribution_loss(ours: Tensor, wanted: Tensor, matrix: Tensor) -> Tensor:
         return of(ours, wanted) / len(ours)
     parts = zip(ours.split(n), wanted.split(n), strict=True)
     return sum(checkpoint(of, *part, use_reentrant=False) for part in parts) / len(ours)
-
-
-class ChainTrainer(Trainer[P]):
-    """Trains a head that drafts token after token, on whole sequences.
-
-    It learns the target's distribution after every token, at each depth of a chain of drafts.
-
-    depth  length of the chains it is trained on
-    """
-
-    depth: int
-
-    def __init__(
-        self,
-        params: P,
-        states: States,
-        target: Target,
-        device: str,
-        embeddings: Floats,
-        read: npt.NDArray[np.float16],
-    ) -> None:
-        """``embeddings`` and ``read`` are what the head takes as input, see ``Sequences``."""
-        super().__init__(params, states, target, device)
-        self.data = Sequences(states, device, embeddings, read)
-        self.items, self._held_out = self.data.split(params.held_out)
-
-    def batches(self) -> Iterator[list[int]]:
-        lengths = np.diff(self.states.ends, prepend=0).tolist()
-        return batches(self.items, self.params.batch, self.params.seed, lengths.__getitem__)
-
-    @abstractmethod
-    def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Run a chain of ``depth`` tokens from every position in the mask.
-
-        Yields for each token of the chains its positions, (n,), see ``Batch.places``, and the
-        inputs of the output matrix there, (n, n_embd). Ends early if no position is left.
-        """
-
-    def training_batch(self, items: list[int]) -> Batch:
-        return self.data.batch(items)
-
-    def loss(self, items: list[int]) -> Tensor:
-        batch = self.training_batch(items)
-        after = batch.after.flatten(0, 1)
-        total = torch.zeros((), device=self.device)
-        for i, (places, ours) in enumerate(self.chains(batch, self.depth)):
-            total = total + LOSS_DECAY**i * self.step_loss(ours, after[places])
-        return total
-
-    def step_loss(self, ours: Tensor, wanted: Tensor) -> Tensor:
-        """The loss at one depth: our inputs of the output matrix, and the target's."""
-        return distribution_loss(ours, wanted, self.matrix)
-
-    def ranks(self) -> Ints:
-        found = []
-        for sequence in self._held_out:
-            batch = self.data.batch([sequence])
-            choices = batch.choices[0].cpu().numpy()
-            ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
-            for depth, (places, ours) in enumerate(self.chains(batch, N_DEPTHS)):
-                at = places.cpu().numpy()  # of chains that began ``depth`` positions earlier
-                logits = ours @ self.matrix.T
-                ranks[at - depth, depth] = ranks_of(logits, choices[at], self.tokens)
-            found.append(ranks[batch.mask[0].cpu().numpy()])
-        return np.concatenate(found)

@@ -20,25 +20,33 @@ from speculation.train.ranks import (
     columns_of,
     ranks_of,
 )
-from speculation.train.sequences import held_out_start, labels_of
+from speculation.train.sequences import Sequences, held_out_start
 from speculation.train.texts import Sample
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.train_data import collected, lines, train
 
 
+@pytest.mark.train
 def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
     # The target generated tokens 3 to 6 of the first sequence.
     samples = [Sample(list(range(7)), [(3, 7)]), Sample([7, 8, 9], [])]
-    labels = labels_of(collected(tmp_path, samples, choices=range(10, 20)), 2)
-    none = NONE
-    # Tokens 3 to 6 are a reply. Its first token is predicted from the state before it.
-    assert labels.tolist() == [
-        [none] * 2, [none] * 2, [13, 14], [14, 15], [15, none], [none] * 2, [none] * 2,
-        *[[none] * 2] * 3,
-    ]  # fmt: skip
-    cut = columns_of(labels, np.array([13, 15], np.int32))
-    assert cut[2:5].tolist() == [[0, none], [none, 1], [1, none]]
+    found = collected(tmp_path, samples, np.arange(10)[:, None], range(10, 20))
+    data = Sequences(found, "cpu", np.zeros((10, 1), np.float32), found.hidden)
+    batch = data.batch([0, 1])
+    # A sequence's first token has no state before it. From the state before token 2, the reply's
+    # first token is predicted; the last position predicts its last one.
+    assert batch.places().tolist() == [1, 2, 3, 4]
+    assert batch.before.flatten()[batch.places()].tolist() == [1, 2, 3, 4]
+    assert batch.choices.flatten()[batch.places()].tolist() == [12, 13, 14, 15]
+    assert batch.continues().nonzero().flatten().tolist() == [0, 1, 2, 3]
+    assert torch.equal(batch.places(skip=2), batch.places()[1:])
+
+
+def test_the_column_of_a_token_that_is_not_drafted_is_none() -> None:
+    wanted = np.array([[13, 14], [15, NONE]])
+    assert columns_of(wanted, np.array([13, 15], np.int32)).tolist() == [[0, NONE], [1, NONE]]
 
 
 def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> None:
@@ -101,7 +109,7 @@ def test_a_negative_seed_is_refused(training: type) -> None:
 
 PROMPTS = ("the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat")
 CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
-MEDUSA = "medusa --heads 2 --epochs 30 --batch 32"
+MEDUSA = "medusa --heads 2 --epochs 150"
 EAGLE = "eagle --epochs 60 --rate 0.005 --kind f32"
 
 
