@@ -21,8 +21,9 @@ from batching.tree import Floats
 def silu(inner: Floats) -> Floats:
     """x / (1 + exp(-x))."""
     with np.errstate(over="ignore"):  # exp(-x) is infinite where SiLU is zero
-        activated: Floats = inner / (1.0 + np.exp(-inner))
-    return activated
+        denominator: Floats = np.exp(-inner)
+    denominator += 1.0
+    return inner / denominator
 
 
 class Head:

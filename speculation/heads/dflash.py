@@ -12,6 +12,8 @@ Loads GGUFs of architecture ``dflash``, written by llama.cpp's converter.
 
 from __future__ import annotations
 
+from typing import Any
+
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from speculation.heads.converted import CONVERT_AGAIN, AuxStatesHead, ConvertedHead
@@ -41,7 +43,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     fault = f"lists {layers!r} as the layers it reads"
     head.refuse(not isinstance(layers, list) or not layers, fault, CONVERT_AGAIN)
     head.check_last_layer(layers)
-    mask = gguf.metadata.get("tokenizer.ggml.mask_token_id")
+    mask: Any = gguf.metadata.get("tokenizer.ggml.mask_token_id")
     fault = f"has the mask token {mask!r}, which is not one of {model.n_vocab} tokens"
     head.refuse(not isinstance(mask, int) or not 0 <= mask < model.n_vocab, fault, CONVERT_AGAIN)
     size = head.value("block_size", DEFAULT_SIZE)
@@ -49,7 +51,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     head.refuse(not isinstance(size, int) or size < 2, fault, CONVERT_AGAIN)
     model.check_layer_inputs(layers)
     causal = head.value("attention.causal", False)
-    return DFlashHead(gguf, model, tuple(layers), int(mask), size - 1, causal=causal)
+    return DFlashHead(gguf, model, tuple(layers), mask, size - 1, causal=causal)
 
 
 KIND = llama_format("dflash", ARCHITECTURE, load_dflash)

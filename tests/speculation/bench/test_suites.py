@@ -174,7 +174,12 @@ def drawn(name: str, measured: Results, monkeypatch: pytest.MonkeyPatch, folder:
     figure = pytest.importorskip("matplotlib.figure")
     made: list[Any] = []
     savefig = figure.Figure.savefig
-    monkeypatch.setattr(figure.Figure, "savefig", lambda f, to: (made.append(f), savefig(f, to)))
+
+    def kept(drawn: Any, file: str) -> None:
+        made.append(drawn)
+        savefig(drawn, file)
+
+    monkeypatch.setattr(figure.Figure, "savefig", kept)
     write_plot(str(folder / f"{name}.svg"), name, measured)
     assert (folder / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
     (ax,) = made[0].axes

@@ -212,6 +212,7 @@ def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
         eagle.begin(prompt)
         run(eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget()))
         assert head.rows == expected
+        assert isinstance(head.context, FakeTarget)
         assert len(head.context.tokens_of(0)) == len(prompt) - 1
 
 
