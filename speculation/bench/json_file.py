@@ -16,7 +16,7 @@ from batching.errors import InvalidParameter
 from batching.replacing import replacing
 from speculation.bench.results import Results, Run
 from speculation.bench.summary import summarise
-from speculation.system.files import write_problem
+from speculation.system.files import require_writable
 
 _START = b'{\n"model": '  # of every file that is written here
 
@@ -27,11 +27,7 @@ def check_writable(file: str) -> None:
     Raises InvalidParameter.
     """
     path = Path(file)
-    reason = write_problem(path)
-    if reason:
-        raise InvalidParameter(
-            f"cannot write --json {path}: {reason}; give the path of a file in a folder that exists"
-        )
+    require_writable(path)
     if path.exists() and path.read_bytes()[: len(_START)] not in (b"", _START):
         raise InvalidParameter(
             f"{path} exists and is not a benchmark's JSON, so it is not overwritten; give another "

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 
 def cache_folder() -> Path:
     """``$SPECULATION_CACHE``, or ``speculation`` in the user's cache directory."""
-    if "SPECULATION_CACHE" in os.environ:
-        return Path(os.environ["SPECULATION_CACHE"])
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "speculation"
+    own = os.environ.get("SPECULATION_CACHE")
+    return user_cache_path("speculation", appauthor=False) if own is None else Path(own)

@@ -11,37 +11,31 @@ from batching.errors import InvalidParameter
 _CHUNK = 2**20
 
 
-def write_problem(path: Path) -> str:
-    """Why ``path`` cannot be replaced by a file; empty if it can."""
-    if path.is_dir():
-        return "it is a folder"
-    if not path.absolute().parent.is_dir():
-        return "no such folder"
-    if path.exists() and not path.is_file():
-        return "it is a device, not a file"
-    return ""
-
-
 def require_writable(path: Path) -> None:
     """Check that an output file can be written, before the work that produces it.
 
     Output is written to a file beside it, which then takes its name. Raises InvalidParameter with
     the reason.
     """
-    reason = write_problem(path)
-    if not reason:
-        partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.partial")
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not path.absolute().parent.is_dir():
+        reason = "no such folder"
+    elif path.exists() and not path.is_file():
+        reason = "it is a device, not a file"
+    else:
         try:
             existed = partial.exists()
             partial.open("ab").close()
             if not existed:
                 partial.unlink()
+            return
         except OSError as error:
             reason = f"{error.strerror} ({partial})"
-    if reason:
-        raise InvalidParameter(
-            f"cannot write {path}: {reason}; give a file in a folder that exists and is writable"
-        )
+    raise InvalidParameter(
+        f"cannot write {path}: {reason}; give a file in a folder that exists and is writable"
+    )
 
 
 def require_distinct(path: Path, files: Iterable[Path]) -> None:

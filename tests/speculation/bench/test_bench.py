@@ -225,7 +225,7 @@ def test_an_invalid_flag_is_explained(
         (["--model", "no/such.gguf"], "error: file not found: no/such.gguf"),
         (["--prompts", "no/such.jsonl"], "error: cannot read the prompts no/such.jsonl"),
         (["--categories", "poems"], "error: no prompt has the category 'poems'"),
-        (["--json", "no/such/file.json"], "error: cannot write --json no/such/file.json"),
+        (["--json", "no/such/file.json"], "error: cannot write no/such/file.json: no such folder"),
         (["--temperature", "-1"], "error: temperature is -1.0; give 0.0 to 100.0"),
     ],
 )
