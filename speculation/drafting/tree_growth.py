@@ -1,9 +1,8 @@
 """Grows draft trees, best paths first, or level by level with a decode of the draft for each.
 
 Level by level: take the likeliest tokens after each node of a level, decode the most promising of
-them, repeat. ``grow`` follows the draft's confidence, as in EAGLE-2 (Li et al. 2024, arXiv
-2406.16858); ``grow_static`` uses a shape fixed by ranks, as in EAGLE (Li et al. 2024, arXiv
-2401.15077). Both are coroutines. Pure except for the decode function passed in.
+them, repeat, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858). Pure except for the decode function
+passed in.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from batching.logits import highest
 from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget
-
-Path = tuple[int, ...]  # ranks: (0, 2) is the third choice below the first choice
 
 
 class Candidate(NamedTuple):
@@ -92,12 +89,19 @@ def grow_best_first(
 
 
 def grow(
-    children: Children, level: Level, output: Scores, row: int, *, depth: int, width: int
+    children: Children,
+    level: Level,
+    output: Scores,
+    row: int,
+    *,
+    depth: int,
+    width: int,
+    expands: Callable[[int], bool] = lambda candidate: True,
 ) -> Coroutine[list[Candidate]]:
     """Grow up to ``depth`` levels of candidates; parents come before their children.
 
-    Decodes the ``width`` likeliest paths of each level except the last. The root's logits are in
-    ``row`` of ``output``.
+    Decodes the ``width`` likeliest paths of each level except the last, among candidates that
+    ``expands``. The root's logits are in ``row`` of ``output``.
     """
     nodes: list[Candidate] = []
     frontier = [-1]  # candidates to expand; their output rows are row, row + 1, …
@@ -107,47 +111,15 @@ def grow(
         for i, parent in enumerate(frontier):
             new_nodes += children(nodes, parent, output.logits(row + i))
         nodes += new_nodes
-        if not new_nodes or above + 1 == depth:
-            break
         # The width of a level is limited by the context's sequences.
-        order = sorted(range(first, len(nodes)), key=lambda c: -nodes[c].path_prob)
-        chosen = sorted(order[:width])
+        open_nodes = filter(expands, range(first, len(nodes)))
+        chosen = sorted(sorted(open_nodes, key=lambda c: -nodes[c].path_prob)[:width])
+        if not chosen or above + 1 == depth:
+            break
         index = {candidate: i for i, candidate in enumerate(frontier)}
         parents, tokens = [index[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen]
         output = yield from level(parents, tokens)
         row, frontier = 0, chosen
-    return nodes
-
-
-def grow_static(
-    shape: Sequence[Path], top: Top, level: Level, output: Scores, row: int
-) -> Coroutine[list[Candidate]]:
-    """Grow a tree of fixed shape: paths of ranks, parents first, siblings by rank."""
-    nodes: list[Candidate] = []
-    index: dict[Path, int] = {(): -1}
-    inner = {path[:-1] for path in shape}
-    frontier: list[Path] = [()]
-    while frontier:
-        next_frontier: list[Path] = []
-        for i, path in enumerate(frontier):
-            ranks = [longer[-1] for longer in shape if longer[:-1] == path]
-            choices = top(output.logits(row + i), max(ranks) + 1)
-            parent_prob = nodes[index[path]].path_prob if path else 1.0
-            for rank in ranks:
-                if rank < len(choices):
-                    child = (*path, rank)
-                    token, prob = choices[rank]
-                    index[child] = len(nodes)
-                    nodes.append(Candidate(index[path], token, prob, parent_prob * prob))
-                    if child in inner:
-                        next_frontier.append(child)
-        if next_frontier:
-            row_of = {path: i for i, path in enumerate(frontier)}
-            output = yield from level(
-                [row_of[path[:-1]] for path in next_frontier],
-                [nodes[index[path]].token for path in next_frontier],
-            )
-        row, frontier = 0, next_frontier
     return nodes
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
-from batching.tree import NO_LIMIT, TokenTree
+from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec
 from speculation.drafting.head_drafter import (
     MAX_DEPTH,
@@ -25,11 +25,12 @@ from speculation.drafting.head_drafter import (
     HeadDrafter,
 )
 from speculation.drafting.resources import if_loaded
-from speculation.drafting.tree_growth import Candidate, Path, Scores, grow_static
+from speculation.drafting.tree_growth import Candidate, Candidates, Scores, grow
 from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
 from speculation.system.params import Params, param
 
+Path = tuple[int, ...]  # ranks: (0, 2) is the third choice below the first choice
 MAX_NODES = 255  # each may need a sequence, and llama.cpp has 256
 MAX_RANK = 63
 # The tree of EAGLE-1's published code: 25 nodes, five levels.
@@ -108,9 +109,27 @@ class FixedTreeDrafter(HeadDrafter):
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
     ) -> Coroutine[tuple[list[Candidate], Sequence[int]]]:
         assert isinstance(self.params, Eagle1Params)
-        context = self._context
-        shape = self.params.shape
-        nodes = yield from grow_static(shape, context.top, context.level, output, row)
+        context, params, shape = self._context, self.params, self.params.shape
+        paths: list[Path] = []  # of the candidates
+        inner = {path[:-1] for path in shape}
+
+        def children(nodes: Candidates, parent: int, logits: Floats) -> list[Candidate]:
+            above, likely = ((), 1.0) if parent < 0 else (paths[parent], nodes[parent].path_prob)
+            ranks = [path[-1] for path in shape if path[:-1] == above]
+            choices = list(enumerate(context.top(logits, max(ranks) + 1)))
+            found = [(rank, choice) for rank, choice in choices if rank in ranks]
+            paths.extend((*above, rank) for rank, _ in found)
+            return [Candidate(parent, token, prob, likely * prob) for _, (token, prob) in found]
+
+        nodes = yield from grow(
+            children,
+            context.level,
+            output,
+            row,
+            depth=params.depth,
+            width=params.width,
+            expands=lambda candidate: paths[candidate] in inner,
+        )
         return nodes, range(len(nodes))
 
 

@@ -26,7 +26,6 @@ from speculation.drafting.tree_growth import (
     add_to_tree,
     best_nodes,
     grow,
-    grow_static,
     top_tokens,
 )
 from speculation.engine import Engine
@@ -127,13 +126,18 @@ def test_only_the_likeliest_paths_of_a_level_are_expanded() -> None:
         assert [c.token for c in nodes[2:6] if c.parent == parent] == expected
 
 
-def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
+def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     levels = DraftContext(FakeTarget())
     text = (1, 2, 3)
     run(levels.begin(text, 2))
     output = run(levels.root(text))
-    shape = parse_choices("0.0.1/1.0")
-    nodes = run(grow_static(shape, top_tokens, levels.level, output, levels.root_row))
+    context = HeadContext(FakeEagleHead(fake_logits))
+    monkeypatch.setattr(context, "level", levels.level)
+    drafter = FixedTreeDrafter(Eagle1Params(choices="0.0.1/1.0"), context)
+    nodes, chosen = run(drafter._grow(output, levels.root_row, TokenTree(3), DraftBudget()))
+    assert chosen == range(5)
     ranked = np.argsort(-fake_logits(text))
     a, b = int(ranked[0]), int(ranked[1])
     aa, ba = (int(np.argmax(fake_logits((*text, t)))) for t in (a, b))
