@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from batching.cache import common_prefix
 from speculation.stats import Stats
 
 
@@ -92,9 +93,5 @@ class Results:
 
 def first_difference(ar_tokens: Sequence[int], tokens: Sequence[int]) -> int | None:
     """Index of the first token that differs, or None. The end of the shorter text counts."""
-    for index, (ar_token, token) in enumerate(zip(ar_tokens, tokens, strict=False)):
-        if ar_token != token:
-            return index
-    if len(ar_tokens) != len(tokens):
-        return min(len(ar_tokens), len(tokens))
-    return None
+    index = common_prefix(ar_tokens, tokens)
+    return None if index == len(ar_tokens) == len(tokens) else index
