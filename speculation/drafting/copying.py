@@ -7,6 +7,7 @@ to be accepted, which grows with the match before them and is learnt from every 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -15,9 +16,24 @@ from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, of_length
 from speculation.drafting.suffix_index import LONGEST_CONTEXT, LONGEST_COPY
+from speculation.system.params import Params, param
 
 P_MIN = 0.55  # minimum path probability of a draft if nobody selects afterwards
 DRAFT_MAX = 63
+
+
+@dataclass(frozen=True)
+class CopyParams(Params):
+    """How much is copied."""
+
+    draft_max: int = param(
+        DRAFT_MAX,
+        "most tokens in a draft, whose length is 1, 3, 7, 15, … up to this",
+        (1, LONGEST_COPY),
+    )
+    p_min: float = param(
+        P_MIN, "minimum path probability of a draft; auto decides by cost instead", (0.0, 1.0)
+    )
 
 
 def along(kind: int) -> list[int]:

@@ -55,8 +55,7 @@ class HeadParams(Protocol):
 
 
 WINDOW = (
-    "tokens at the end of a prompt that the head reads. The target computes their states and "
-    "output, which takes time. 0 = none: drafting starts with the second step"
+    "tokens at the end of a prompt that the head reads; with 0 it drafts from the second step on"
 )
 
 

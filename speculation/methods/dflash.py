@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from batching.tree import NO_LIMIT
 from speculation.drafter import AsSource, MethodSpec
-from speculation.drafting.head_drafter import MAX_DEPTH, MAX_WIDTH, GrownParams, HeadDrafter
+from speculation.drafting.head_drafter import MAX_DEPTH, MAX_WIDTH, WINDOW, GrownParams, HeadDrafter
 from speculation.drafting.resources import if_loaded
 from speculation.heads.dflash import KIND
 from speculation.system.params import param
@@ -29,12 +29,7 @@ class DFlashParams(GrownParams):
     top_k: int = param(
         1, "candidates per position, and paths continued to the next: 1 = a chain", (1, MAX_WIDTH)
     )
-    window: int = param(
-        8192,
-        "tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the "
-        "second step",
-        (0, NO_LIMIT),
-    )
+    window: int = param(8192, WINDOW, (0, NO_LIMIT))
 
 
 spec = MethodSpec(

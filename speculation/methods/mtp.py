@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from batching.tree import NO_LIMIT
 from speculation.drafter import AsSource, MethodSpec
-from speculation.drafting.head_drafter import MAX_DEPTH, MAX_WIDTH, GrownParams, HeadDrafter
+from speculation.drafting.head_drafter import MAX_DEPTH, MAX_WIDTH, WINDOW, GrownParams, HeadDrafter
 from speculation.drafting.resources import if_loaded
 from speculation.heads.mtp import ASSISTANT, KIND
 from speculation.system.params import param
@@ -29,12 +29,7 @@ class MtpParams(GrownParams):
         "minimum probability the layer must give a draft; auto decides by cost instead",
         (0.0, 1.0),
     )
-    window: int = param(
-        1024,
-        "tokens at the end of a prompt that the layer reads. 0 = none: drafting starts with the "
-        "second step",
-        (0, NO_LIMIT),
-    )
+    window: int = param(1024, WINDOW, (0, NO_LIMIT))
 
 
 spec = MethodSpec(

@@ -10,12 +10,11 @@ platform.openai.com/docs/guides/predicted-outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from batching.cache import common_prefix
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.acceptance import Acceptance, by_length
-from speculation.drafting.copying import DRAFT_MAX, P_MIN, Copy, CopyDrafter, along
+from speculation.drafting.copying import Copy, CopyDrafter, CopyParams, along
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_index import (
     LENGTHS,
@@ -24,7 +23,6 @@ from speculation.drafting.suffix_index import (
     SEPARATOR,
     SuffixIndex,
 )
-from speculation.system.params import Params, param
 
 _SURE = 8  # common tokens from which the reply is taken to be back in the prediction
 _VISITED = 256  # latest places to look at, of which those nearest to the divergence …
@@ -42,26 +40,12 @@ PRIORS = [*by_length(0.85, 1.0), *by_length(-0.75, 1.2), *by_length(-1.6, 1.2)]
 _CELLS = [along(found) for found in (_START, _CLOSE, _AWAY)]
 
 
-@dataclass(frozen=True)
-class PredictionParams(Params):
-    """How much is copied from the prediction."""
-
-    draft_max: int = param(
-        DRAFT_MAX,
-        "most tokens in a draft, whose length is 1, 3, 7, 15, … up to this",
-        (1, LONGEST_COPY),
-    )
-    p_min: float = param(
-        P_MIN, "minimum path probability of a draft; auto decides by cost instead", (0.0, 1.0)
-    )
-
-
 class Prediction(CopyDrafter):
     """A position in the prediction of one text."""
 
     def __init__(
         self,
-        params: PredictionParams,
+        params: CopyParams,
         prediction: Sequence[int],
         acceptance: Acceptance | None = None,
     ) -> None:
@@ -135,7 +119,7 @@ class Prediction(CopyDrafter):
         self._found = _CLOSE if 0 <= self._position - diverged <= _NEAR else _AWAY
 
 
-def _make(params: PredictionParams, resources: Resources) -> Prediction | None:
+def _make(params: CopyParams, resources: Resources) -> Prediction | None:
     if not resources.prediction:
         return None
     acceptance = resources.acceptance("prediction", PRIORS)
@@ -145,9 +129,9 @@ def _make(params: PredictionParams, resources: Resources) -> Prediction | None:
 spec = MethodSpec(
     name="prediction",
     title="Predicted outputs",
-    params=PredictionParams,
+    params=CopyParams,
     make=_make,
     as_source=AsSource(
-        lambda resources: PredictionParams() if resources.prediction else None,
+        lambda resources: CopyParams() if resources.prediction else None,
     ),
 )

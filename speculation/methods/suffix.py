@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from speculation.drafter import AsSource, MethodSpec, PlainSteps, Requirements, Step
 from speculation.drafting.acceptance import Acceptance, by_length
-from speculation.drafting.copying import DRAFT_MAX, P_MIN, Branch, Copy, CopyDrafter, along
+from speculation.drafting.copying import Branch, Copy, CopyDrafter, CopyParams, along
 from speculation.drafting.resources import Resources
-from speculation.drafting.suffix_index import LENGTHS, LONGEST_COPY, SuffixIndex, agreement
+from speculation.drafting.suffix_index import LENGTHS, SuffixIndex, agreement
 from speculation.drafting.suffix_memory import SuffixMemory
-from speculation.system.params import Params, param
+from speculation.system.params import param
 
 _CANDIDATES = 6  # occurrences to compare; 4, 8 and 16 were as good on recorded replies
 _TOP = len(LENGTHS) - 1  # the level of the longest suffixes
@@ -49,18 +49,10 @@ _IN_TEXT_CELLS, _IN_MEMORY_CELLS = (
 
 
 @dataclass(frozen=True)
-class SuffixParams(Params):
+class SuffixParams(CopyParams):
     """What is copied, and from where."""
 
     memory: bool = param(True, "also copy from earlier texts, and remember this one")
-    draft_max: int = param(
-        DRAFT_MAX,
-        "most tokens in a draft, whose length is 1, 3, 7, 15, … up to this",
-        (1, LONGEST_COPY),
-    )
-    p_min: float = param(
-        P_MIN, "minimum path probability of a draft; auto decides by cost instead", (0.0, 1.0)
-    )
     branches: int = param(1, "continuations drafted in one tree", (1, _CANDIDATES))
 
 

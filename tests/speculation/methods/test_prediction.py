@@ -9,10 +9,11 @@ from batching.together import run
 from batching.tree import TokenTree
 from speculation.auto.drafter import Auto
 from speculation.drafter import DraftBudget, Step
+from speculation.drafting.copying import CopyParams
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.resources import Resources
 from speculation.methods import parse_method
-from speculation.methods.prediction import Prediction, PredictionParams
+from speculation.methods.prediction import Prediction
 from tests.support.fake_sources import draft
 from tests.support.scripted import ScriptedOutput
 
@@ -32,7 +33,7 @@ TREES = DraftBudget(min_path_prob=0.2)  # as auto asks
 
 def accepted(prediction: list[int], reply: list[int], budget: DraftBudget = TREES) -> list[int]:
     """How many drafts are accepted in each step while the target writes ``reply``."""
-    drafter = Prediction(PredictionParams(), prediction)
+    drafter = Prediction(CopyParams(), prediction)
     drafter.begin(PROMPT)
     text, left, found = list(PROMPT), list(reply), []
     while left:
@@ -74,7 +75,7 @@ def test_of_equal_lines_the_next_one_is_taken() -> None:
 
 
 def test_a_prediction_that_has_nothing_to_do_with_the_reply_soon_costs_nothing() -> None:
-    drafter = Prediction(PredictionParams(), BEFORE)
+    drafter = Prediction(CopyParams(), BEFORE)
     drafter.begin(PROMPT)
     assert drafter.promise(PROMPT) == pytest.approx(0.7, abs=0.01)
     text = [*PROMPT, 200]
@@ -87,7 +88,7 @@ def test_a_prediction_that_has_nothing_to_do_with_the_reply_soon_costs_nothing()
 
 
 def test_acceptance_follows_what_is_accepted() -> None:
-    drafter = Prediction(PredictionParams(), BEFORE)
+    drafter = Prediction(CopyParams(), BEFORE)
     probs = []
     for _ in range(40):
         drafter.begin(PROMPT)
@@ -101,7 +102,7 @@ def test_acceptance_follows_what_is_accepted() -> None:
 
 def test_the_budget_is_honoured() -> None:
     for budget in (TREES._replace(max_nodes=4), TREES._replace(max_depth=4)):
-        drafter, tree = Prediction(PredictionParams(), BEFORE), TokenTree(PROMPT[-1])
+        drafter, tree = Prediction(CopyParams(), BEFORE), TokenTree(PROMPT[-1])
         drafter.begin(PROMPT)
         drafter.draft(PROMPT, tree, budget)
         assert tree.tokens[1:] == BEFORE[:4]
