@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
-from speculation.bench.results import Run
-from speculation.stats import Stats
-from tools.judge import figures, table
+from typing import Any
+
+from tools.judge import Ratios, add_ratios, table
 
 
-def run(method: str, prompt_id: str, n_tokens: int, seconds: float) -> Run:
-    stats = Stats(n_tokens=n_tokens, n_first=1, n_steps=n_tokens, decode_seconds=seconds)
-    if method == "auto":
-        stats.n_drafted, stats.n_expected, stats.n_accepted = 8, 2.5, 2
-    return Run(method, prompt_id, prompt_id[0], 0, [0] * n_tokens, "length", stats)
-
-
-def repetition(auto_seconds: float) -> list[Run]:
+def rows(category: str, auto: float, mean: float, suffix: float) -> list[dict[str, Any]]:
+    speeds = {"ar": 10.0, "suffix": suffix, "auto": auto}
     return [
-        run("ar", "a1", 11, 10.0),
-        run("suffix", "a1", 11, 8.0),
-        run("auto", "a1", 11, auto_seconds),
-        run("ar", "b1", 11, 10.0),
-        run("suffix", "b1", 11, 20.0),
-        run("auto", "b1", 11, 12.5),
-        run("ar", "b2", 1, 0.0),
-        run("suffix", "b2", 1, 0.0),
-        run("auto", "b2", 1, 0.0),
+        {
+            "category": category,
+            "method": method,
+            "tokens_per_second": speed,
+            "speed_up_overall": speed / 10.0,
+            "speed_up_mean": mean,
+        }
+        for method, speed in speeds.items()
     ]
 
 
 def test_the_figures_are_medians_over_repetitions_of_speed_ratios() -> None:
-    found = figures([repetition(5.0), repetition(4.0), repetition(9.0)])
-    assert found.plain == {"a": 2.0, "b": 0.8, "all": 20 / 17.5}
-    assert found.mean == {"a": 2.0, "b": 0.8, "all": 1.4}
-    assert found.single == {"a": 1.6, "b": 0.8, "all": 20 / 17.5}
-    assert found.first == [2.0, 0.8, 1.0]
-    assert found.together == 20 / 17.5
-    assert table({"m": found}).splitlines()[2] == (
-        "| m | 1.14 (1.40) | 0.80 b | 1.14 | 0.80 b | 1.14 | 0.80 |"
-    )
-    assert table({"m": found}).splitlines()[-4:] == [
-        "| a | 6 of 8 (24) |",
-        "| b | 12 of 15 (48) |",
-        "| all | 18 of 22 (72) |",
-        "| first 10 | 18 of 22 (72) |",
+    ratios: Ratios = {}
+    for auto in (20.0, 25.0, 11.0):
+        add_ratios(ratios, [*rows("a", auto, 1.5, 16.0), *rows("b", 8.0, 0.9, 5.0)])
+        add_ratios(ratios, rows("all", 15.0, 1.4, 12.0))
+    assert table({"m": ratios}).splitlines() == [
+        "| model | over plain | lowest | over best single | lowest |",
+        "|---|---|---|---|---|",
+        "| m | 1.50 (1.40) | 0.80 b | 1.25 | 0.80 b |",
+        "",
+        "| over plain (best single) | m |",
+        "|---|---|",
+        "| a | 2.00 (1.25) |",
+        "| b | 0.80 (0.80) |",
+        "| all | 1.50 (1.25) |",
     ]
+
+
+def test_a_category_whose_replies_end_in_the_first_step_has_no_ratio() -> None:
+    ratios: Ratios = {}
+    add_ratios(ratios, [*rows("a", 20.0, 0.0, 10.0), *rows("all", 20.0, 2.0, 10.0)])
+    assert ratios["plain"] == {"all": [2.0]}
