@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from batching.errors import InvalidParameter
+from batching.together import Coroutine
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, PlainSteps, Requirements, Step
 from speculation.methods import BUILT_IN, parse_method
@@ -44,7 +45,7 @@ class Watched(Drafter):
     def begin(self, prompt: Sequence[int]) -> Any:
         return self._drafter.begin(prompt)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Iterator[Any]:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._is_left_out = self._random.random() < 0.2
         if self._is_left_out:
             return
