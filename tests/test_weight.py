@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 CAPS = {
     "app": 1333,
     "app/api": 4244,
-    "app/page": 4741,
+    "app/page": 4738,
     "app/page/static": 2886,
     "app/store": 1590,
     "app/worker": 2470,
@@ -30,7 +30,7 @@ CAPS = {
     "speculation/chat": 2487,
     "speculation/methods + heads": 3966,
     "speculation/bench, registry, train, …": 7154,
-    "tools": 2506,
+    "tools": 2426,
 }
 TOGETHER = {
     "speculation/auto": "speculation/auto + drafting",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.judge import Ratios, add_ratios, table
+from tools.judge import ratios_of, table
 
 
 def rows(category: str, auto: float, mean: float, suffix: float) -> list[dict[str, Any]]:
@@ -21,25 +21,16 @@ def rows(category: str, auto: float, mean: float, suffix: float) -> list[dict[st
     ]
 
 
-def test_the_figures_are_medians_over_repetitions_of_speed_ratios() -> None:
-    ratios: Ratios = {}
-    for auto in (20.0, 25.0, 11.0):
-        add_ratios(ratios, [*rows("a", auto, 1.5, 16.0), *rows("b", 8.0, 0.9, 5.0)])
-        add_ratios(ratios, rows("all", 15.0, 1.4, 12.0))
-    assert table({"m": ratios}).splitlines() == [
-        "| model | over plain | lowest | over best single | lowest |",
+def test_a_run_has_ratios_to_plain_decoding_and_to_the_best_single_method() -> None:
+    summary = [*rows("a", 20.0, 1.5, 16.0), *rows("b", 8.0, 0.9, 5.0), *rows("c", 20.0, 0.0, 9.0)]
+    assert ratios_of(summary) == {"a": (2.0, 1.5, 1.25), "b": (0.8, 0.9, 0.8)}
+
+
+def test_the_figures_are_medians_over_repetitions() -> None:
+    runs = [(2.0, 1.5, 1.25), (2.5, 1.0, 1.0), (1.1, 1.25, 3.0)]
+    assert table({("m", "a"): runs, ("m", "all"): runs[:1]}).splitlines() == [
+        "| model | prompts | over plain | mean | over best single |",
         "|---|---|---|---|---|",
-        "| m | 1.50 (1.40) | 0.80 b | 1.25 | 0.80 b |",
-        "",
-        "| over plain (best single) | m |",
-        "|---|---|",
-        "| a | 2.00 (1.25) |",
-        "| b | 0.80 (0.80) |",
-        "| all | 1.50 (1.25) |",
+        "| m | a | 2.00 | 1.25 | 1.25 |",
+        "| m | all | 2.00 | 1.50 | 1.25 |",
     ]
-
-
-def test_a_category_whose_replies_end_in_the_first_step_has_no_ratio() -> None:
-    ratios: Ratios = {}
-    add_ratios(ratios, [*rows("a", 20.0, 0.0, 10.0), *rows("all", 20.0, 2.0, 10.0)])
-    assert ratios["plain"] == {"all": [2.0]}

@@ -63,13 +63,9 @@ def _record(options: argparse.Namespace) -> None:
         for prompt in select_prompts(read_prompts(source), None, options.limit)
     ]
     with Engine.load(options.model, params, draft_model=options.draft_model) as engine:
+        sampling = SamplingParams(temperature=options.temperature, seed=1)
         header, texts = recording.record(
-            engine,
-            prompts,
-            options.n_predict,
-            sampling=SamplingParams(temperature=options.temperature, seed=1),
-            raw=options.raw,
-            on_text=lambda text: print(f"{text.id}: {len(text.reply)} tokens", file=sys.stderr),
+            engine, prompts, options.n_predict, sampling, raw=options.raw
         )
     recording.write(options.out, header, texts)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -144,10 +145,9 @@ def record(
     engine: Engine,
     prompts: Sequence[Prompt],
     n_predict: int,
+    sampling: SamplingParams,
     *,
-    sampling: SamplingParams | None = None,
-    raw: bool = False,
-    on_text: Callable[[Recorded], None] = lambda text: None,
+    raw: bool,
 ) -> tuple[Header, list[Recorded]]:
     """Record the reply to every turn of ``prompts``; of a conversation, each with those before."""
     draft = None if engine.draft is None else DraftContext(engine.draft)
@@ -175,7 +175,7 @@ def record(
                 recorder.drafts[:n],
             )
             texts.append(text)
-            on_text(text)
+            print(f"{text.id}: {len(text.reply)} tokens", file=sys.stderr)
     engine.call(lambda: engine.cache.truncate(0))
     cost = engine.call(lambda: measure(engine.context, COST_SECONDS, sizes=SIZES))
     measured = {"near": asdict(cost.near), "far": cost.far and asdict(cost.far)}
