@@ -13,15 +13,13 @@ import functools
 import hashlib
 import json
 import os
-import queue
 import re
 import shlex
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -200,7 +198,7 @@ def install_llama(
         if not why:
             return {**wanted, "gpu": choice.flags}
         retry = f"CMAKE_ARGS={shlex.quote(choice.flags)} sh tools/run chat"
-        say(f"tools/run: warning: going on with the CPU: {why}. To try again: {retry}")
+        say(f"tools/run: warning: going on with the CPU. To try again: {retry}. Reason: {why}")
         wanted, again = {**wanted, "gpu": ""}, ["--force-reinstall"]
     if source and is_loadable():
         source = ()
@@ -318,7 +316,7 @@ def install_model(log: TextIO) -> None:
 def pip(
     arguments: Sequence[str], what: str, log: TextIO, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run pip. Raises InstallFailed with pip's error; prints the end of a failed build's log."""
+    """Run pip. Raises InstallFailed with the reason."""
     start = log.tell()
     settings = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(environment or {})}
     if run([sys.executable, "-m", "pip", *arguments], what, log, settings) == 0:
@@ -327,16 +325,11 @@ def pip(
     with LOG.open(encoding="utf-8") as file:
         file.seek(start)
         lines = file.read().splitlines()
-    end = build_failure(lines)
-    if end:
-        say("\n".join(end))
-        raise InstallFailed(f"{what} failed, as shown above; the full log is {LOG}")
-    hint = "check the network and pip's settings, then run this again"
-    raise InstallFailed(f"{what} failed: {failure_reason(lines)}; {hint} (log: {LOG})")
+    raise InstallFailed("\n".join([f"{what} failed (log: {LOG}):", *failure(lines)]))
 
 
 def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
-    """Run a command, logging its output and showing its progress; return its exit code."""
+    """Run a command, logging its output and showing its last line; return its exit code."""
     log.write(f"$ {shlex.join(command)}\n")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **settings}
     process = subprocess.Popen(
@@ -348,115 +341,27 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
         encoding="utf-8",
         errors="replace",
     )
-    progress = Progress(what)
+    assert process.stdout is not None
+    started = shown_at = time.monotonic()
+    say(f"{what} (log: {LOG})")
+    is_terminal = sys.stderr.isatty()
     try:
-        for line in read_lines(process):
-            if line:
-                log.write(line)
-                progress.update(line)
-            progress.show()
+        for line in process.stdout:
+            log.write(line)
+            if is_terminal:
+                say(f"\r\033[K{line.strip()[:70]}", end="")
+            elif time.monotonic() - shown_at >= UPDATE_SECONDS:
+                shown_at = time.monotonic()
+                say(f"  {line.strip()[:100]}")
     except BaseException:
         process.terminate()
         process.wait()
         raise
     finally:
-        progress.end()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdout.close()
+    clear = "\r\033[K" if is_terminal else ""
+    say(f"{clear}{what}: {duration(time.monotonic() - started)}")
     return process.wait()
-
-
-def read_lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    """The lines of the output, and an empty string after each second without one."""
-    assert process.stdout is not None
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read(output: Any) -> None:
-        for line in output:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, args=(process.stdout,), daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=1)
-        except queue.Empty:
-            line = ""
-        if line is None:
-            return
-        yield line
-
-
-# Progress and errors
-
-
-STAGES = (
-    (re.compile(r"\s*Downloading (\S+ \([\d.]+ [kMG]B\))"), "downloading {}"),
-    (re.compile(r"\s*Installing build dependencies"), "fetching build tools"),
-    (re.compile(r"\s*\*\*\* Configuring CMake"), "configuring llama.cpp"),
-    (re.compile(r"\s*\*\*\* Installing project into wheel"), "packing llama.cpp"),
-    (re.compile(r"\s*Installing collected packages"), "unpacking"),
-)
-NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] ")
-MAKE = re.compile(r"\s*\[ *(\d+)%\] ")
-
-
-class Progress:
-    """The progress of a step: one line that is updated, or occasional lines without a terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._stage = ""
-        self._started = self._compiling = time.monotonic()
-        self._shown_at = 0.0
-        self._shown = ""
-        self._terminal = sys.stderr.isatty()
-
-    def update(self, line: str) -> None:
-        """Update the stage from a line of output."""
-        compiled = NINJA.match(line) or MAKE.match(line)
-        if compiled:
-            done, total = int(compiled[1]), int(compiled[2]) if compiled.re is NINJA else 100
-            if not self._stage.startswith("compiling"):
-                self._compiling = time.monotonic()
-            self._stage = compiling(
-                done, total, time.monotonic() - self._compiling, compiled.re is NINJA
-            )
-            return
-        for pattern, text in STAGES:
-            found = pattern.match(line)
-            if found:
-                self._stage = text.format(*found.groups())
-
-    def show(self) -> None:
-        now = time.monotonic()
-        if self._terminal:
-            text = self._text()
-            if text != self._shown:
-                say(f"\r\033[K{text}", end="")
-                self._shown = text
-        elif now - self._shown_at >= UPDATE_SECONDS or not self._shown:
-            self._shown_at = now
-            self._shown = self._text()
-            say(self._shown)
-
-    def end(self) -> None:
-        took = duration(time.monotonic() - self._started)
-        clear = "\r\033[K" if self._terminal else ""
-        say(f"{clear}{self._what}: {took}")
-
-    def _text(self) -> str:
-        took = duration(time.monotonic() - self._started)
-        return f"{self._what}: {self._stage + ', ' if self._stage else ''}{took} so far"
-
-
-def compiling(done: int, total: int, seconds: float, files: bool) -> str:
-    """A build's progress and estimated remaining time."""
-    share = f"{done} of {total} files" if files else f"{done}%"
-    if done < 5:
-        return f"compiling llama.cpp, {share}, usually 2 to 10 minutes"
-    left = seconds * (total - done) / done
-    return f"compiling llama.cpp, {share}, about {duration(left)} left"
 
 
 def duration(seconds: float) -> str:
@@ -465,30 +370,20 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def build_failure(lines: Sequence[str]) -> list[str]:
-    """Up to 25 lines of a failed build's log, from the first failure on.
-
-    Empty if no build failed. A build whose tools could not be downloaded never started.
-    """
-    at = next((i for i, line in enumerate(lines) if "subprocess-exited-with-error" in line), None)
-    if at is None or any("ERROR: Could not find a version" in line for line in lines):
-        return []
-    build = [line[:300].strip() for line in lines[:at] if line.strip()]
-    for mark in ("FAILED:", "CMake Error", " error: "):
-        first = next((i for i, line in enumerate(build) if mark in line), None)
+def failure(lines: Sequence[str]) -> list[str]:
+    """Why pip failed: a build's first failure, else that of the network, else pip's own."""
+    for mark, n_lines in (
+        ("FAILED:", 25),
+        ("CMake Error", 25),
+        (": error: ", 25),
+        ("connection broken by", 1),
+        ("ERROR: ", 1),
+    ):
+        first = next((i for i, line in enumerate(lines) if mark in line), None)
         if first is not None:
-            return build[first : first + 25]
-    return build[-25:]
-
-
-def failure_reason(lines: Sequence[str]) -> str:
-    """Why pip failed, in one line: a connection error of the system, else pip's own error."""
-    for line in lines:
-        system = re.search(r"connection broken by .*?(\[(?:Errno|SSL)[^'\")]+)", line)
-        if system:
-            return f"no connection to the package index ({system[1].strip()})"
-    errors = [line.strip() for line in lines if line.lstrip().startswith("ERROR: ")]
-    return errors[0].removeprefix("ERROR: ").rstrip(".") if errors else "pip failed"
+            lines = lines[first : first + n_lines]
+            break
+    return [line[:300].strip() for line in lines[-25:] if line.strip()]
 
 
 def last_line(file: Path, default: str) -> str:

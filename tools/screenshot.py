@@ -1,91 +1,66 @@
-"""Takes pictures of the page with the default model: ``screenshot.png`` and a film, ``race.webp``.
+"""Takes ``screenshot.png`` and a film, ``race.webp``, of the page with the default model.
 
-python -m tools.screenshot [--model NAME] [--threads N] [--all FOLDER]
+python -m tools.screenshot [--model NAME] [--threads N] [--out FOLDER]
 
-They are written to ``docs``. With ``--all``, a folder gets the film, and pictures of the main
-states in both themes at three widths.
+The film has the browser's own frames, at the times at which it showed them. Only the time in which
+the race is measured is cut: the page plays it afterwards, as measured on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from speculation.registry import default_model
-from tools.film import EDIT, WAIT, film
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-SIZES = {"desktop": (1280, 800), "tablet": (834, 1112), "phone": (390, 844)}
-FILM = (960, 700)
+PICTURE, FILM = (1280, 800), (960, 700)
+EDIT = "Change a line of code"  # a prompt of the start page
+WAIT = 300_000  # ms
+LEAST = 0.04  # seconds between two frames: what comes sooner takes the place of the one before
+LAST = 2.5  # seconds for which the last frame stays
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Take pictures of the page.")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--threads", default="1")
-    parser.add_argument("--all", type=Path, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", default=ROOT / "docs")
     flags = parser.parse_args()
-    folder = flags.all or ROOT / "docs"
+    folder = flags.out
     folder.mkdir(parents=True, exist_ok=True)
     with serving(flags.model, flags.threads) as address, browser() as chromium:
-        with opened(chromium, address, FILM) as page:
+        with opened(chromium, address, *FILM) as page:
             film(page, folder / "race.webp")
-        with opened(chromium, address) as page:
+        with opened(chromium, address, *PICTURE) as page:
             ask(page)
-            if not flags.all:
-                show_replay(page)
-                picture(page, folder / "screenshot.png")
-                return
-        for theme in ("light", "dark"):
-            for size in SIZES:
-                with opened(chromium, address, size, theme) as page:
-                    for name, state in STATES.items():
-                        state(page)
-                        if name != "chats" or size == "phone":  # others show them from the start
-                            picture(page, folder / f"{name}-{size}-{theme}.png")
-
-
-def picture(page: Page, path: Path) -> None:
-    page.wait_for_timeout(600)  # for the last transitions
-    page.screenshot(path=path)
+            show_replay(page)
+            page.wait_for_timeout(600)  # for the last transitions
+            page.screenshot(path=folder / "screenshot.png")
 
 
 def ask(page: Page) -> None:
     """Ask for a change of a file, and wait for the reply."""
     page.click(f".card:has-text('{EDIT}')")
     page.wait_for_selector("#turns .reply:not(.live) .actions", timeout=WAIT)
-
-
-def show_chats(page: Page) -> None:
-    if not page.query_selector("#left.open"):
-        page.click("#show-chats")
-
-
-def show_search(page: Page) -> None:
-    page.fill("#search", "tax")
-    page.wait_for_selector("#list .hit")
-
-
-def show_reply(page: Page) -> None:
-    page.fill("#search", "")
-    page.click("#list .row:not(.hit) a >> nth=0")
-    page.wait_for_selector("#turns .reply .actions")
-
-
-def show_figures(page: Page) -> None:
-    page.click("#turns .reply .speed [aria-label=Figures]")
-    page.locator("#turns .reply > .actions").scroll_into_view_if_needed()
 
 
 def show_replay(page: Page) -> None:
@@ -104,38 +79,67 @@ def show_step(page: Page) -> None:
         page.keyboard.press("ArrowRight")
 
 
-def show_settings(page: Page) -> None:
-    page.click("#close-drawer")
-    page.click("#show-settings")
-    page.wait_for_selector("#thinking", state="attached")
+@dataclass
+class Recording:
+    """What the browser showed: images and when each appeared, in seconds since the epoch."""
+
+    page: Page
+    images: list[Image.Image] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        session = self.page.context.new_cdp_session(self.page)
+
+        def keep(event: dict[str, Any]) -> None:
+            session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+            shown, image = event["metadata"]["timestamp"], b64decode(event["data"])
+            if self.times and shown - self.times[-1] < LEAST:
+                self.images.pop()  # the last frame is the one that stays
+                shown = self.times.pop()
+            self.images.append(Image.open(io.BytesIO(image)))
+            self.times.append(shown)
+
+        session.on("Page.screencastFrame", keep)
+        session.send("Page.startScreencast", {"format": "png"})
+
+    def cut(self, start: float, end: float) -> None:
+        """Leave out what was shown in this time."""
+        kept = [n for n, shown in enumerate(self.times) if not start <= shown < end]
+        self.images = [self.images[n] for n in kept]
+        times = [self.times[n] for n in kept]
+        self.times = [shown if shown < start else shown - (end - start) for shown in times]
 
 
-def show_race(page: Page) -> None:
-    page.click("#close-drawer")
-    page.wait_for_timeout(600)
-    page.hover("#turns .reply")
-    page.click("#turns .reply [aria-label=Race]")
-    page.click("dialog .primary")
+def film(page: Page, path: Path) -> None:
+    """Race on a prompt of the start page, until the race has been played."""
+    recording = Recording(page)
+    page.wait_for_timeout(1000)  # until nothing moves
+    recording.start()
+    page.wait_for_timeout(1500)
+    page.click(f"[aria-label='Race: {EDIT}']")
+    page.wait_for_timeout(1000)
+    measured = time.time()
+    page.wait_for_selector(".lanes", timeout=WAIT)
+    played = time.time()
     page.wait_for_selector(".verdict b", timeout=WAIT)
+    page.wait_for_timeout(1000)
+    recording.cut(measured, played)
+    write(recording.images, recording.times, path)
 
 
-def show_models(page: Page) -> None:
-    page.keyboard.press("Escape")
-    page.click("#model")
-    page.wait_for_selector(".model .more")
-
-
-STATES: dict[str, Callable[[Page], None]] = {
-    "start": lambda page: None,
-    "chats": show_chats,
-    "search": show_search,
-    "reply": show_reply,
-    "figures": show_figures,
-    "replay": show_replay,
-    "settings": show_settings,
-    "race": show_race,
-    "models": show_models,
-}
+def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> None:
+    seconds = [end - start for start, end in pairwise(times)] + [LAST]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=[round(1000 * each) for each in seconds],
+        loop=0,
+        lossless=True,
+        quality=70,
+        method=4,
+    )
+    print(f"{path}: {len(images)} frames, {sum(seconds):.1f} s, {path.stat().st_size / 1e6:.2f} MB")
 
 
 @contextmanager
@@ -164,15 +168,9 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(
-    browser: Browser, address: str, size: str | tuple[int, int] = "desktop", theme: str = "light"
-) -> Iterator[Page]:
-    """The page, ready for a message; ``size`` is a name or width and height."""
-    width, height = SIZES[size] if isinstance(size, str) else size
-    page = browser.new_page(
-        viewport={"width": width, "height": height},
-        color_scheme="dark" if theme == "dark" else "light",
-    )
+def opened(browser: Browser, address: str, width: int, height: int) -> Iterator[Page]:
+    """The page, ready for a message."""
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
     answer = page.goto(address)
     assert answer is not None and answer.ok, answer and answer.text()
     page.wait_for_selector("#gauge", state="visible", timeout=WAIT)

@@ -1,7 +1,4 @@
-"""The page's routes under /page/models: what models there are, whether they fit, and getting them.
-
-See docs/page_routes.md.
-"""
+"""The page's routes under /page/models: which models there are, whether they fit, getting them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's routes under /page/: chats, turns and the stream (docs/page_routes.md)."""
+"""The page's routes under /page/: chats, turns and the stream."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import pytest
 from tests.agents.scripted import CONTENT, CREATE, READ, SECRET, Careful
 from tests.support.fake_endpoint import served
 from tests.support.paths import ROOT
-from tools.network import free_port
+from tools.compare import free_port
 
 PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 PROGRAMS = {

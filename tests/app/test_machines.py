@@ -20,7 +20,7 @@ from batching.errors import WorkerError
 from batching.llama import rpc
 from speculation.engine import Engine
 from tests.support.paths import ROOT
-from tools.network import worker
+from tests.support.rpc_worker import worker
 
 # In a process of its own, which a lost worker would end.
 COMPARE = """

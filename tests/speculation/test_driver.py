@@ -17,7 +17,14 @@ from batching.errors import ContextError, EngineInUse, ModelError, OutOfMemory
 from batching.llama.context import Context
 from batching.tree import TokenTree
 from speculation import runtime
-from speculation.drafter import DraftBudget, Drafter, MethodSpec, PlainSteps, Step
+from speculation.drafter import (
+    DraftBudget,
+    Drafter,
+    MethodSpec,
+    PlainSteps,
+    Requirements,
+    Step,
+)
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from speculation.text import Text
@@ -136,6 +143,11 @@ class Raising(Drafter):
         if where == self._where or (where == "end" and self._in_end):
             raise self._error(f"in {where}")
 
+    @property
+    def requires(self) -> Requirements:  # type: ignore[override]
+        self._may_raise("requires")
+        return Requirements()
+
     def begin(self, prompt: object) -> None:
         self._may_raise("begin")
 
@@ -161,7 +173,8 @@ class Raising(Drafter):
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 @pytest.mark.parametrize("in_end", [False, True])
 @pytest.mark.parametrize(
-    "where", ["make", "begin", "draft", "observe", "observe_plain", "promise", "end"]
+    "where",
+    ["make", "requires", "begin", "draft", "observe", "observe_plain", "promise", "end"],
 )
 def test_what_a_drafter_raises_ends_its_text_alone(
     several: Engine, where: str, in_end: bool, error: type[BaseException]

@@ -145,24 +145,6 @@ def test_drafts_that_cannot_be_decoded_end_one_text_with_the_methods_name(
         assert [other.run().token_ids for other in others] == [plain, plain]
 
 
-@pytest.mark.parametrize("hook", ["begin", "promise", "observe", "observe_plain", "requires"])
-def test_an_error_of_any_hook_ends_one_text(
-    engine: Engine, settings: dict[str, Any], plain: list[int], hook: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError(hook)
-
-    kind = type("Odd", (Outsider,), {hook: property(fail) if hook == "requires" else fail})
-    odd = kind(node())
-    if hook == "observe_plain":
-        odd.promise = lambda tokens: 0.0
-    other = engine.submit(PROMPT, method="ar", **settings)
-    next(other)
-    with pytest.raises(KeyError, match=hook):
-        engine.generate(PROMPT, method=outsider(odd), **settings).run()
-    assert other.run().token_ids == plain
-
-
 def test_numbers_of_numpy_and_equal_siblings_are_drafts_like_others(
     engine: Engine, settings: dict[str, Any], plain: list[int]
 ) -> None:

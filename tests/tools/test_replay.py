@@ -59,14 +59,30 @@ def test_a_replay_takes_the_steps_of_a_real_run(
                 generation = engine.generate(text.prompt, **settings).run()  # type: ignore[arg-type]
                 assert generation.token_ids == text.reply
                 steps.append(generation.stats.n_steps)
-            assert [result.stats.n_steps for result in replay.run(method, texts)] == steps
+            assert [run.stats.n_steps for run in replay.run(method, texts)[0]] == steps
 
 
 def test_plain_decoding_costs_what_the_curve_says(recorded: Path) -> None:
     header, texts = recording.read(recorded)
-    (first, _) = Replay(header, lambda: Cost(CostCurve((1,), (1.0,)))).run("ar", texts)
-    assert first.n_tokens == 39
-    assert first.seconds == pytest.approx(39 * (1.0 + 12e-6))
+    (first, _), _ = Replay(header, lambda: Cost(CostCurve((1,), (1.0,)))).run("ar", texts)
+    assert first.stats.n_tokens == 40
+    assert first.stats.decode_seconds == pytest.approx(39 * (1.0 + 12e-6))
+
+
+def test_texts_played_together_share_each_decode(recorded: Path) -> None:
+    header, texts = recording.read(recorded)
+    runs, machine = Replay(header, lambda: Cost(CostCurve.linear(1.0, 0.5))).run("ar", texts, 2)
+    assert [len(run.tokens) for run in runs] == [40, 40]
+    assert (machine.n_steps, machine.n_rows) == (40, 80)
+    assert 40 * 1.5 < machine.now < 40 * 1.5 + 0.1
+
+
+def test_noise_is_met_but_not_counted(recorded: Path) -> None:
+    header, texts = recording.read(recorded)
+    replay = Replay(header, lambda: Cost(CostCurve((1,), (1.0,))), noise=0.2, hiccups=0.1)
+    (first, _), machine = replay.run("ar", texts)
+    assert first.stats.decode_seconds == pytest.approx(39 * (1.0 + 12e-6))
+    assert machine.excess > 1.0
 
 
 def test_results_are_shown_by_kind_of_text_and_bad_input_is_refused(

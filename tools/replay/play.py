@@ -1,31 +1,27 @@
-"""Plays recorded texts through the real decode loop in simulated time."""
+"""Plays recorded texts through the real decode loop in simulated time, one or several at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import random
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
 
 from batching import clock as clocks
 from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
+from batching.llama.sampler import GreedySampler
 from batching.rows import Rows
-from batching.target import Meanwhile, Output, Watch
+from batching.target import Meanwhile, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.auto.drafter import Auto, auto_spec
+from speculation.auto.drafter import auto_spec
+from speculation.bench.results import Run
 from speculation.chat.detokenizer import Token
 from speculation.decode import Batch, step
-from speculation.drafter import (
-    BASELINE,
-    DraftBudget,
-    Drafter,
-    Method,
-    MethodSpec,
-    PlainSteps,
-    Requirements,
-    Step,
-)
+from speculation.drafter import Drafter, Method, MethodSpec, Step
 from speculation.drafting.confidence import LevelTime
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.drafting.resources import Resources
@@ -39,11 +35,9 @@ from speculation.methods import (
     suffix,
 )
 from speculation.request import Request
-from speculation.stats import Stats
 from speculation.text import Text
 from speculation.verify import Match
 from tools.replay.recording import Draft, Header, Recorded
-from tools.replay.target import Clock, PlaybackTarget
 
 # Seconds of Python beside a small model on two cores of an EPYC, by profile (docs/measure.md).
 PLAIN_STEP = 12e-6  # a step of a plain run, besides its decode
@@ -53,142 +47,189 @@ READ = 3e-6  # a prompt token that is indexed
 LOOK, DRAFT, NODE, OBSERVE = 10e-6, 35e-6, 0.3e-6, 7e-6  # of any source
 RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
 PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
-_SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
 
 
-@dataclass(frozen=True)
-class Result:
-    """One text under one method.
+class Machine:
+    """What computes: simulated time in seconds, which ``batching.clock`` reads.
 
-    ``seconds`` exclude the first step, as the bench does, and the noise that the method met.
+    Implements ``speculation.decode.Decoder``: one decode for the rows of all texts.
+
+    noise      standard deviation of a decode's relative time
+    hiccups    share of decodes that take four times as long: the machine did something else
+    n_rows, n_steps  of all decodes so far
+    excess     seconds of noise so far
     """
 
-    text: Recorded
-    method: str
-    n_tokens: int
-    seconds: float
-    stats: Stats
+    def __init__(self, cost: Cost, noise: float = 0.0, hiccups: float = 0.0) -> None:
+        self._cost, self._noise, self._hiccups = cost, noise, hiccups
+        self._random = random.Random(1)
+        self._last_rows = 0
+        self.now = self.excess = 0.0
+        self.n_rows = self.n_steps = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def decode(
+        self,
+        parts: Sequence[tuple[Playback, Rows]],
+        watch: Watch | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> list[Any]:
+        n_past = sum([rows.positions[rows.n_before] for _, rows in parts]) // len(parts)
+        self.spend(sum([len(rows) - rows.n_before for _, rows in parts]), n_past)
+        return [target.decode(rows) for target, rows in parts]
+
+    def spend(self, n_rows: int, n_past: int) -> None:
+        """Advance the clock by a decode."""
+        curve = self._cost.curve(n_past)
+        seconds = curve.at(n_rows)
+        if n_rows != self._last_rows:
+            seconds += curve.switch_seconds
+        self._last_rows = n_rows
+        noise = max(0.5, self._random.gauss(1.0, self._noise)) if self._noise else 1.0
+        if self._hiccups and self._random.random() < self._hiccups:
+            noise *= 4.0
+        self.now += noise * seconds
+        self.excess += (noise - 1.0) * seconds
+        self.n_rows += n_rows
+        self.n_steps += 1
+
+
+class Playback:
+    """Plays one text. Stands for a ``Target``, and for the ``Output`` of all its decodes.
+
+    At every row it has the recorded text's next token: a verifier reads rows along the accepted
+    path alone, which is the recorded text.
+    """
+
+    n_batch, n_seq_max, n_rewind, n_ctx = 1 << 16, 64, NO_LIMIT, 1 << 20
+
+    def __init__(self, n_vocab: int, machine: Machine, text: Recorded) -> None:
+        self.n_vocab, self.machine, self.recorded = n_vocab, machine, text
+        self._text = [*text.prompt, *text.reply]
+        self._positions: Sequence[int] = ()  # of the last decode's rows with an output
+        self.decoded_tree = False  # whether the last decode was a tree's
+        self.excess: float | None = None  # of the machine after the first step, which is prefill
+
+    def decode(
+        self, rows: Rows, watch: Watch | None = None, meanwhile: Meanwhile | None = None
+    ) -> Playback:
+        return self._decoded(rows.positions[rows.n_before :], tree=True)
+
+    def decode_row(self, token: int, position: int, seq_ids: range) -> Playback:
+        self.machine.spend(1, position)
+        return self._decoded((position,), tree=False)
+
+    def _decoded(self, positions: Sequence[int], *, tree: bool) -> Playback:
+        self._positions, self.decoded_tree = positions, tree
+        if self.excess is None:
+            self.excess = self.machine.excess
+        return self
+
+    def argmax(self, row: int) -> int:
+        return self._text[min(self._positions[row] + 1, len(self._text) - 1)]
+
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        return [self.argmax(row) for row in range(first, first + n)]
+
+    def logits(self, row: int) -> Floats:
+        """The recorded successors' log-probabilities; all others are very unlikely."""
+        successors, logits = self.recorded.successors, np.full(self.n_vocab, -100.0, np.float32)
+        place = self._positions[row] - len(self.recorded.prompt) + 1
+        for token, log_prob in successors[min(place, len(successors) - 1)]:
+            logits[token] = log_prob
+        return logits
+
+    def _nothing(self, *_: object) -> None: ...
+
+    want_hidden = want_layers = want_logits = seq_rm = seq_cp = _nothing
 
 
 class Replay:
-    """Plays texts under several methods; each method keeps what it learns from text to text."""
+    """Plays texts under several methods; each method keeps what it learns from text to text.
+
+    ``cost`` makes the true cost; a method knows it for the sizes that are measured.
+    ``draft_seconds`` replaces the recorded time of the draft model's decodes, if there was one.
+    """
 
     def __init__(
         self,
         header: Header,
         cost: Callable[[], Cost],
-        *,
         draft_seconds: float | None = None,
         noise: float = 0.0,
         hiccups: float = 0.0,
     ) -> None:
-        """``cost`` makes the true cost; a method knows it for the sizes that are measured.
-
-        ``draft_seconds`` replaces the recorded time of the draft model's decodes, if there was one.
-        """
-        self.header = header
-        self.cost = cost
-        self.noise, self.hiccups = noise, hiccups
+        self.header, self.cost, self.noise, self.hiccups = header, cost, noise, hiccups
         self.draft_seconds = header.draft_seconds
         if self.draft_seconds and draft_seconds is not None:
             self.draft_seconds = [draft_seconds]
 
-    def run(self, method: str, texts: Iterable[Recorded]) -> list[Result]:
-        """The results of ``method``, from a fresh start, on ``texts`` in order."""
-        clock = Clock()
-        target = PlaybackTarget(
-            self.header.n_vocab, self.cost(), clock, noise=self.noise, hiccups=self.hiccups
-        )
-        context = RecordedDraft(clock, self.draft_seconds)
-        draft = context if self.draft_seconds else None
-        resources = Resources(lambda: measured(self.cost()), draft=draft)  # type: ignore[arg-type]
-        parsed = self.method(method, clock, context)
-        results = []
-        with clocks.using(clock):
-            for text in texts:
-                target.play(text)
-                context.text = text
-                results.append(_play(method, parsed, text, target, resources))
-        return results
+    def run(
+        self, method: str, texts: Sequence[Recorded], n_places: int = 1
+    ) -> tuple[list[Run], Machine]:
+        """Play ``texts`` from a fresh start, in order, ``n_places`` at a time, each in the place of
+        one that has ended. Runs are in the order in which the texts end."""
+        machine = Machine(self.cost(), self.noise, self.hiccups)
+        draft: Any = RecordedDraft(machine, self.draft_seconds) if self.draft_seconds else None
+        resources = Resources(lambda: measured(self.cost()), draft=draft)
+        batch = Batch(machine)
+        if n_places > 1:  # as the engine measures it for texts that share a decode
+            batch.cost = resources.cost
+        waiting, active, runs = list(reversed(texts)), dict[Text, Playback](), list[Run]()
+        with clocks.using(machine):
+            while waiting or active:
+                while waiting and len(active) < n_places:
+                    target = Playback(self.header.n_vocab, machine, waiting.pop())
+                    active[self._begun(method, target, resources)] = target
+                    batch.cost = resources.known_cost
+                if batch.cost is not None and n_places > 1:
+                    n_past = sum(len(text.cache.tokens) for text in active) // len(active)
+                    batch.cost.n_past = n_past
+                step(list(active), batch)
+                for text in [text for text in active if text.has_ended]:
+                    runs.append(_run(method, text, active.pop(text)))
+        return runs, machine
 
-    def method(self, method: str, clock: Clock, context: RecordedDraft) -> Method:
-        """``method`` with the specs of this replay, whose drafters advance the clock."""
-        parsed = parse_method(method)
-        specs = {spec.name: _charged(spec, clock, context) for spec in _SOURCES}
-        specs[BASELINE] = autoregressive.spec
-        auto = auto_spec(lambda: specs.values())
-        specs[auto.name] = replace(auto, make=lambda p, r: _ChargedAuto(auto.make(p, r), clock))
+    def _begun(self, method: str, target: Playback, resources: Resources) -> Text:
+        """A recorded text at its beginning."""
+        parsed, machine, recorded = parse_method(method), target.machine, target.recorded
+        context = RecordedDraft(machine, self.draft_seconds, recorded)
+        specs = _charged_specs(machine, context)
         if parsed.name not in specs:
             raise InvalidParameter(
                 f"method {parsed.name} cannot be replayed; give one of {', '.join(specs)}"
             )
-        return Method(specs[parsed.name], parsed.params)
+        own = Method(specs[parsed.name], parsed.params)
+        request = Request(tuple(recorded.prompt), own, max_tokens=len(recorded.reply))
+        text, played = Text(request, _Sink(target)), cast("Any", target)
+        text.start(SequenceCache(played), own.drafters(resources), Match(), GreedySampler())
+        while text.next_piece(NO_LIMIT) is not None:
+            raise RuntimeError("a prompt is decoded with the first step")
+        return text
 
 
-def begun(method: Method, played: Recorded, target: PlaybackTarget, resources: Resources) -> Text:
-    """A recorded text at its beginning, to be written by ``method``."""
-    request = Request(tuple(played.prompt), method, max_tokens=len(played.reply))
-    text = Text(request, Sink(len(played.reply), target))
-    text.start(SequenceCache(target), method.drafters(resources), Match(), Greedy())
-    while text.next_piece(NO_LIMIT) is not None:
-        raise RuntimeError("a prompt is decoded with the first step")
-    return text
-
-
-class Alone:
-    """Decodes for one text at a time. Implements ``speculation.decode.Decoder``."""
-
-    def decode(
-        self,
-        parts: Sequence[tuple[PlaybackTarget, Rows]],
-        watch: Watch | None = None,
-        meanwhile: Meanwhile | None = None,
-    ) -> list[Output]:
-        ((target, rows),) = parts
-        return [target.decode(rows)]
-
-
-def _play(
-    name: str, method: Method, played: Recorded, target: PlaybackTarget, resources: Resources
-) -> Result:
-    text = begun(method, played, target, resources)
-    batch = Batch(Alone(), resources.known_cost)
-    while not text.has_ended:
-        step([text], batch)
-    check(name, text, played)
-    stats = text.stats
-    seconds = stats.decode_seconds - target.excess
-    return Result(played, name, stats.n_tokens - stats.n_first, seconds, stats)
-
-
-def check(name: str, text: Text, played: Recorded) -> None:
-    """Raise what ended a text, or RuntimeError if it is not the recorded one."""
+def _run(method: str, text: Text, target: Playback) -> Run:
+    """Without the noise that the text met. Raises what ended it, or RuntimeError if it is not the
+    recorded one."""
+    played, stats = target.recorded, text.stats
     if text.error is not None:
         raise text.error
     if text.tokens != played.prompt + played.reply:
-        raise RuntimeError(f"{name} wrote another text than recorded in {played.id}")
+        raise RuntimeError(f"{method} wrote another text than recorded in {played.id}")
+    stats.decode_seconds -= target.machine.excess - (target.excess or 0.0)
+    return Run(method, played.id, played.category, 0, played.reply, "length", stats)
 
 
-class Greedy:
-    reads_logits = False
-
-    def sample(self, output: Output, row: int) -> int:
-        return output.argmax(row)
-
-    def accept(self, token: int) -> None: ...
-
-    def probabilities(self, logits: Floats) -> Floats:
-        raise RuntimeError("a recording has no distributions")
-
-
-class Sink:
+class _Sink:
     """Takes the tokens, and charges each step its time outside drafting and decoding."""
 
     ends: Container[int] = ()
     shown = stopped_by = ""
 
-    def __init__(self, n_left: int, target: PlaybackTarget) -> None:
-        self._n_left, self._target = n_left, target
+    def __init__(self, target: Playback) -> None:
+        self._n_left, self._target = len(target.recorded.reply), target
         self.ids: list[int] = []
 
     def release(self, n: int, n_drafted: int) -> Sequence[Token]:
@@ -199,103 +240,97 @@ class Sink:
 
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         n = min(len(tokens), self._n_left)
-        self._target.clock.now += (
-            TREE_STEP if self._target.decoded_tree else PLAIN_STEP * len(tokens)
-        )
+        is_tree = self._target.decoded_tree
+        self._target.machine.now += TREE_STEP if is_tree else PLAIN_STEP * len(tokens)
         self._n_left -= n
         return n, None if self._n_left else "length"
 
 
-class _Charged(Drafter):
-    """A drafter that advances the clock by what its work takes."""
+def _charge(
+    drafter: Any,
+    machine: Machine,
+    draft_seconds: Callable[[int], float],
+    observe_seconds: Callable[[Step], float],
+    *,
+    ask: float = 0.0,
+    read: float = 0.0,
+) -> Drafter:
+    """Let the drafter's work advance the clock: that on a number of new nodes, on a step, before
+    each draft, and on each prompt token. Returns it."""
+    begin, draft = drafter.begin, drafter.draft
+    observe, promise, n_seen = drafter.observe, drafter.promise, 0
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        clock: Clock,
-        node: float = NODE,
-        row: float = 0.0,
-        read: float = 0.0,
-    ) -> None:
-        self._drafter, self._clock = drafter, clock
-        self._node, self._row, self._read = node, row, read
-        self._n_seen = 0  # tokens at the last look
+    def charged_begin(prompt: Sequence[int]) -> Any:
+        machine.now += read * len(prompt)
+        return begin(prompt)
 
-    @property
-    def requires(self) -> Requirements:  # type: ignore[override]
-        return self._drafter.requires
+    def charged_draft(tokens: Sequence[int], tree: TokenTree, budget: Any) -> Any:
+        nonlocal n_seen
+        n, n_seen = len(tree), len(tokens)  # a look while it drafts is part of that
+        machine.now += ask
+        yield from draft(tokens, tree, budget) or ()
+        machine.now += draft_seconds(len(tree) - n)
 
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
-        self._clock.now += self._read * len(prompt)
-        return self._drafter.begin(prompt)
+    def charged_observe(step: Step) -> None:
+        machine.now += observe_seconds(step)
+        observe(step)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        n = len(tree)
-        drafting = self._drafter.draft(tokens, tree, budget)
-        if drafting is not None:
-            yield from drafting
-        self._clock.now += DRAFT + self._node * (len(tree) - n)
+    def charged_promise(tokens: Sequence[int]) -> Any:
+        nonlocal n_seen
+        if len(tokens) != n_seen:
+            n_seen = len(tokens)
+            machine.now += LOOK
+        return promise(tokens)
 
-    def observe(self, step: Step) -> None:
-        self._clock.now += OBSERVE + self._row * len(step.path)
-        self._drafter.observe(step)
-
-    def promise(self, tokens: Sequence[int]) -> float | None:
-        if len(tokens) != self._n_seen:
-            self._n_seen = len(tokens)
-            self._clock.now += LOOK
-        return self._drafter.promise(tokens)
-
-    def observe_plain(self, steps: PlainSteps) -> None:
-        self._drafter.observe_plain(steps)
-
-    def end(self, tokens: Sequence[int]) -> None:
-        self._drafter.end(tokens)
+    drafter.begin, drafter.draft = charged_begin, charged_draft
+    drafter.observe, drafter.promise = charged_observe, charged_promise
+    made: Drafter = drafter
+    return made
 
 
-class _ChargedAuto(_Charged):
-    """``auto``, whose own work takes time, too."""
+def _charged_specs(machine: Machine, context: RecordedDraft) -> dict[str, MethodSpec]:
+    """The methods' own specs, whose drafters advance the clock, by name."""
 
-    def __init__(self, auto: Drafter | None, clock: Clock) -> None:
-        assert isinstance(auto, Auto)
-        super().__init__(auto, clock)
-        self._auto = auto
-        self.cost = auto.cost
-
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        self._clock.now += AUTO_ASK
-        yield from self._auto.draft(tokens, tree, budget)
-        self.budget = self._auto.budget
-        if len(tree) > 1:
-            self._clock.now += AUTO_SELECT
-
-    def keep(self, tree: TokenTree, nodes: list[int]) -> None:
-        self._auto.keep(tree, nodes)
-
-    def observe(self, step: Step) -> None:
-        self._clock.now += AUTO_OBSERVE if len(step.tree) > 1 else AUTO_ASK
-        self._auto.observe(step)
-
-
-def _charged(spec: MethodSpec, clock: Clock, context: RecordedDraft) -> MethodSpec:
-    def make(params: Any, resources: Resources) -> Drafter | None:
-        drafter: Drafter | None
-        if spec.name == draft_model.spec.name:
-            resources.require_draft(spec.name)
-            drafter = _RecordedDraftModel(
-                params,
-                context,  # type: ignore[arg-type]
-                acceptance=resources.acceptance("draft"),
-                level_time=LevelTime.of("draft", resources),
+    def charged(spec: MethodSpec, node: float, row: float, read: float) -> MethodSpec:
+        def make(params: Any, resources: Resources) -> Drafter:
+            drafter: Any = None
+            if spec.name == draft_model.spec.name:
+                resources.require_draft(spec.name)
+                acceptance = resources.acceptance("draft")
+                level_time = LevelTime.of("draft", resources)
+                recorded = cast("Any", context)
+                drafter = _RecordedDraftModel(
+                    params, recorded, acceptance=acceptance, level_time=level_time
+                )
+            return _charge(
+                drafter or spec.make(params, resources),
+                machine,
+                lambda n: DRAFT + node * n,
+                lambda step: OBSERVE + row * len(step.path),
+                read=read,
             )
-            return _Charged(drafter, clock)
-        drafter = spec.make(params, resources)
-        assert drafter is not None
-        if spec.name == recycling.spec.name:
-            return _Charged(drafter, clock, RECYCLED_NODE, RECYCLED_ROW)
-        return _Charged(drafter, clock, read=READ)
 
-    return replace(spec, make=make)
+        return replace(spec, make=make)
+
+    def make_auto(params: Any, resources: Resources) -> Drafter:
+        return _charge(
+            auto.make(params, resources),
+            machine,
+            lambda n: AUTO_SELECT * (n > 0),
+            lambda step: AUTO_OBSERVE if len(step.tree) > 1 else AUTO_ASK,
+            ask=AUTO_ASK,
+        )
+
+    every = [
+        autoregressive.spec,
+        charged(prompt_lookup.spec, NODE, 0.0, READ),
+        charged(suffix.spec, NODE, 0.0, READ),
+        charged(recycling.spec, RECYCLED_NODE, RECYCLED_ROW, 0.0),
+        charged(draft_model.spec, NODE, 0.0, 0.0),
+    ]
+    specs = {spec.name: spec for spec in every}
+    auto = auto_spec(lambda: every)
+    return {**specs, auto.name: replace(auto, make=make_auto)}
 
 
 class RecordedDraft:
@@ -303,23 +338,26 @@ class RecordedDraft:
 
     root_row = 0
 
-    def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
-        self._clock, self._seconds = clock, seconds
-        self.text: Recorded
+    def __init__(
+        self, machine: Machine, seconds: Sequence[float], text: Recorded | None = None
+    ) -> None:
+        self._machine, self._seconds = machine, seconds
+        self._text = text
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
         self.n_leaves = n_leaves
-        self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
+        self._machine.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
         return done(None)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
-        self.tree = self.text.drafts[len(tokens) - len(self.text.prompt)]
+        assert self._text is not None
+        self.tree = self._text.drafts[len(tokens) - len(self._text.prompt)]
         return self.level((), ())
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
-        self._clock.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
+        self._machine.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
         return done(self)
 
     def logits(self, row: int) -> None:
@@ -344,23 +382,18 @@ class _RecordedDraftModel(draft_model.DraftModel):
 
 def measured(true: Cost) -> Cost:
     """What a measurement would find of the true cost."""
-    near, far = (
-        curve and replace(curve, sizes=SIZES, seconds=[curve.at(n) for n in SIZES])
-        for curve in (true.near, true.far)
-    )
-    assert near is not None
-    return Cost(near, far)
+
+    def measured_curve(of: CostCurve) -> CostCurve:
+        return replace(of, sizes=SIZES, seconds=[of.at(n) for n in SIZES])
+
+    return Cost(measured_curve(true.near), true.far and measured_curve(true.far))
 
 
 def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
     """A recorded cost, ``factor`` times as slow."""
-    near, far = (
-        curve
-        and CostCurve(
-            curve["sizes"],
-            [factor * seconds for seconds in curve["seconds"]],
-            factor * curve["switch_seconds"],
-        )
-        for curve in (cost["near"], cost["far"])
-    )
-    return Cost(near, far)
+
+    def curve(of: Mapping[str, Any]) -> CostCurve:
+        seconds = [factor * each for each in of["seconds"]]
+        return CostCurve(of["sizes"], seconds, factor * of["switch_seconds"])
+
+    return Cost(curve(cost["near"]), cost["far"] and curve(cost["far"]))

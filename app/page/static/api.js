@@ -1,4 +1,4 @@
-// The server: calls of its routes, and the stream of what has changed. See docs/page_routes.md.
+// The server: calls of its routes, and the stream of what has changed.
 
 async function api(method, path, body) {
   const options = { method, headers: {} };

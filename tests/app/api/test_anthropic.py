@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from anthropic import Anthropic, APIStatusError, BadRequestError, InternalServerError
+from anthropic import Anthropic, APIStatusError, BadRequestError
 
-from app.worker.messages import ChatRequest, Failed, Tokens, Waiting
+from app.worker.messages import ChatRequest
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
 
@@ -84,28 +84,6 @@ def test_a_stream_has_the_events_of_the_api_and_makes_the_whole_message(
         assert plain(found.usage) == COUNTS
 
 
-@pytest.mark.parametrize(
-    ("end", "reason", "stop"),
-    [
-        (done("length"), "max_tokens", None),
-        (done("context"), "max_tokens", None),
-        (done(stop_string="END"), "stop_sequence", "END"),
-        (done(stop_string="<|turn|>"), "end_turn", None),  # the chat format's own
-    ],
-)
-def test_a_message_says_why_it_ended(
-    client: Anthropic, backend: FakeBackend, end: Any, reason: str, stop: str | None
-) -> None:
-    backend.script = [[Tokens((("a", False),), (1,)), end]] * 2
-    asked = {**ASKED, "stop_sequences": ["END"]}
-    found = client.messages.create(**asked)
-    assert (found.stop_reason, found.stop_sequence) == (reason, stop)
-    with client.messages.stream(**asked) as stream:
-        last = stream.get_final_message()
-    assert (last.stop_reason, last.stop_sequence) == (reason, stop)
-    assert backend.requests[-1].stop == ("END",)
-
-
 def test_errors_have_the_form_of_the_api(client: Anthropic, backend: FakeBackend) -> None:
     def refusal(kind: type[APIStatusError] = BadRequestError, **more: Any) -> Any:
         with pytest.raises(kind) as refused:
@@ -123,29 +101,6 @@ def test_errors_have_the_form_of_the_api(client: Anthropic, backend: FakeBackend
     video: Any = [{"role": "user", "content": [{"type": "video"}]}]
     message = refusal(messages=video)["error"]["message"]
     assert message.startswith("a part of type 'video' is not supported")
-
-    backend.script = [[Failed("busy", "too many wait", "busy")]]
-    assert refusal(InternalServerError) == error("overloaded_error", "too many wait")
-    backend.script = [[*THOUGHT, Failed("it broke", "it broke")]]
-    with pytest.raises(APIStatusError) as broken:
-        list(client.messages.create(**ASKED, stream=True))
-    assert broken.value.body == error("api_error", "it broke")
-
-
-def test_a_prompt_that_does_not_fit_has_the_words_that_agents_look_for(
-    client: Anthropic, backend: FakeBackend
-) -> None:
-    failed = Failed("", "it needs 600", "too long", 600, 512)
-    words = (
-        "prompt is too long: 600 tokens > 512 maximum. The request exceeds the available context "
-        "size: it needs 600"
-    )
-    expected = {"type": "error", "error": {"type": "invalid_request_error", "message": words}}
-    for stream, before in ((False, []), (True, []), (True, [Waiting(1)])):
-        backend.script = [[*before, failed]]
-        with pytest.raises(APIStatusError) as refused:
-            list(client.messages.create(**ASKED, stream=stream))
-        assert refused.value.body == expected
 
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch=1a2b;"

@@ -13,7 +13,7 @@ from app.api.errors import ApiError
 from app.api.history import History
 from app.api.response_tools import Offered, Tool
 from app.api.schemas import ToolChoice
-from app.worker.messages import Failed, Tokens, Waiting
+from app.worker.messages import Failed, Tokens
 from speculation.chat.tools import object_of
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_endpoint import THOUGHT, done, served
@@ -91,41 +91,17 @@ def test_a_stream_has_the_events_of_the_api_and_ends_with_the_whole_response(
         }
 
 
-def test_a_reply_that_is_cut_or_fails_says_so(client: OpenAI, backend: FakeBackend) -> None:
-    backend.script = [[*THOUGHT, done("length")], [*THOUGHT, done("length")]]
+def test_the_last_item_of_a_reply_that_is_cut_or_fails_says_so(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    backend.script = [[*THOUGHT, done("length")], [*THOUGHT, Failed("it broke", "it broke")]]
     events = list(client.responses.create(model="any", input="Hi", stream=True))
     assert [brief(event) for event in events][-2:] == [
         ("output_item.done", 1, "message", "incomplete"),
         ("incomplete", "incomplete"),
     ]
-    whole = client.responses.create(model="any", input="Hi")
-    assert whole.incomplete_details is not None
-    assert whole.incomplete_details.reason == "max_output_tokens"
-
-    backend.script = [[*THOUGHT, Failed("it broke", "it broke")]]
     events = list(client.responses.create(model="any", input="Hi", stream=True))
     assert [brief(event) for event in events[:-2]] == THOUGHT_EVENTS[:12]
-    error, last = events[-2:]
-    assert error.type == "error" and error.message == "it broke"
-    assert last.type == "response.failed" and last.response.error is not None
-    assert (last.response.status, last.response.error.message) == ("failed", "it broke")
-
-
-def test_a_prompt_that_does_not_fit_has_the_code_that_agents_look_for(
-    client: OpenAI, backend: FakeBackend
-) -> None:
-    failed = Failed("", "it needs 600", "too long", 600, 512)
-    backend.script = [[failed], [Waiting(1), failed]]
-    with pytest.raises(BadRequestError) as refused:
-        client.responses.create(model="any", input="Hi", stream=True)
-    assert refused.value.code == "context_length_exceeded"
-    *_, error, last = client.responses.create(model="any", input="Hi", stream=True)
-    assert error.type == "error" and error.code == "context_length_exceeded"
-    assert last.type == "response.failed"
-    assert last.response.to_dict()["error"] == {
-        "code": "context_length_exceeded",
-        "message": "The request exceeds the available context size: it needs 600",
-    }
 
 
 def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBackend) -> None:

@@ -100,14 +100,6 @@ def test_acceptance_follows_what_is_accepted() -> None:
     assert probs[-1] < 0.65 * probs[0]
 
 
-def test_the_budget_is_honoured() -> None:
-    for budget in (TREES._replace(max_nodes=4), TREES._replace(max_depth=4)):
-        drafter, tree = Prediction(CopyParams(), BEFORE), TokenTree(PROMPT[-1])
-        drafter.begin(PROMPT)
-        drafter.draft(PROMPT, tree, budget)
-        assert tree.tokens[1:] == BEFORE[:4]
-
-
 def auto(prediction: list[int]) -> Auto:
     resources = Resources(lambda: Cost(CostCurve.linear(1.0, 0.003)))
     resources.prediction = tuple(prediction)

@@ -96,22 +96,6 @@ def test_branches_part_where_the_occurrences_do() -> None:
     assert {52, 53} <= set(tree.tokens)
 
 
-@pytest.mark.parametrize(
-    ("budget", "n_most", "depth"),
-    [
-        (TREES._replace(max_nodes=4), 4, 4),
-        (TREES._replace(max_depth=2), 100, 2),
-        (TREES._replace(max_nodes=0), 0, 0),
-    ],
-)
-def test_the_budget_is_honoured(budget: DraftBudget, n_most: int, depth: int) -> None:
-    prefix = [*range(1, 33)]
-    memory = remembered(*([*prefix, 50, 50 + i, *range(70, 90)] for i in range(5)))
-    tree = drafted(Suffix(SuffixParams(branches=6), memory), prefix, budget)
-    assert len(tree) - 1 <= n_most
-    assert max(tree.depths) <= depth
-
-
 def test_a_chain_has_no_branches() -> None:
     memory = remembered([1, 2, 3, 4, 50], [1, 2, 3, 4, 60])
     drafter = Suffix(SuffixParams(branches=2), memory)

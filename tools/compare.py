@@ -1,6 +1,6 @@
-"""Measures several clients at a time, of our server and of llama-server on the same GGUF.
+"""Measures our server beside llama-server on the same GGUF, one client or several at a time.
 
-    python -m tools.clients MODEL --llama-server DIR/llama-server --clients 1 4 16 --rounds 8
+    python -m tools.compare MODEL --llama-server DIR/llama-server --clients 1 4 16 --rounds 8
 
 For each number of clients, all contenders' servers run, with as many slots. In a round each of them
 in turn gets the same chats, greedy and streamed; the next round begins with another contender and
@@ -8,8 +8,7 @@ has other chats, so that neither drift nor a cache favours any. In a round each 
 chat, or with ``--chats N`` about N one after another: whoever has its answer sends the next. Time
 counts from the first request to the last token, so prompts are included. Replies of one length end
 in the same step wherever all texts advance alike, and the next prompts are then read together; with
-two numbers, ``--n-predict LOW HIGH``, each chat has a limit of its own, as replies have lengths of
-their own.
+two numbers, ``--n-predict LOW HIGH``, each chat has a limit of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ import http.client
 import json
 import os
 import random
+import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,37 +31,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from batching.llama.library import library_folder
 from speculation.bench.prompt_file import read_prompts
-from tools.network import free_port
 
 Body = dict[str, object]  # of a request
 
 OURS = "ours "  # before the names of our methods
 _START_SECONDS = 120.0
 _WARM_UP = "Say hello."  # no prompt of a round begins with it
+_LIBRARY = re.compile(r"(lib)?(llama|ggml(-[\w-]+)?)\.(so|dylib|dll)")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A streamed reply: its text, how many tokens it has, and the seconds to the first."""
+
+    text: str
+    n_tokens: int
+    first: float
 
 
 @dataclass(frozen=True)
 class Cell:
     """What one contender did with one number of clients in one round.
 
-    first    seconds to the first token, by request
-    seconds  of all requests together
-    cpu      processor seconds of its processes, by name
+    ``seconds`` are those of all requests together.
     """
 
     contender: str
     clients: int
     round: int
-    tokens: int
+    replies: Sequence[Reply]
     seconds: float
-    first: tuple[float, ...]
-    cpu: dict[str, float]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum([reply.n_tokens for reply in self.replies])
 
     @property
     def speed(self) -> float:
         """Tokens per second of all clients together."""
-        return self.tokens / self.seconds
+        return self.n_tokens / self.seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,11 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     contenders += [OURS + method for method in flags.methods]
     prompts = [prompt.turns[0] for file in flags.prompts for prompt in read_prompts(file)]
     random.Random(1).shuffle(prompts)
+    if flags.llama_server is not None:
+        print(libraries(library_folder(), flags.llama_server.parent))
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as cache:
         for clients in flags.clients:
             with ExitStack() as stack:
-                servers = {
+                ports = {
                     name: stack.enter_context(_server(flags, name, clients, cache))
                     for name in contenders
                 }
@@ -86,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     ]
                     turn = number % len(contenders)
                     cells += [
-                        _measure(flags, name, servers[name], number, asked, clients)
+                        _measure(flags, name, ports[name], number, asked, clients)
                         for name in contenders[turn:] + contenders[:turn]
                     ]
             print(report([cell for cell in cells if cell.clients == clients]), flush=True)
@@ -96,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tools.clients", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.compare", description=__doc__)
     add = parser.add_argument
     add("model", help="a GGUF file")
     add("--llama-server", type=Path, help="llama.cpp's program; without it, only ours is measured")
@@ -119,37 +132,48 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def libraries(ours: Path, theirs: Path) -> str:
+    """Whether both sides run the same build of llama.cpp."""
+    here, there = (
+        {file.name: file.read_bytes() for file in folder.iterdir() if _LIBRARY.fullmatch(file.name)}
+        for folder in (ours, theirs)
+    )
+    names = sorted({*here, *there})
+    unlike = [name for name in names if here.get(name) != there.get(name)]
+    if not there:
+        return f"libraries: none in {theirs}, so their build cannot be compared with ours"
+    if unlike:
+        return (
+            f"libraries: NOT the same build ({', '.join(unlike)} differ), which affects the "
+            f"ratios; to use theirs for both sides, set LLAMA_CPP_LIB_PATH={theirs}"
+        )
+    return "libraries: identical on both sides"
+
+
 def _measure(
     flags: argparse.Namespace,
     contender: str,
-    server: tuple[int, subprocess.Popen[bytes]],
+    port: int,
     number: int,
     chats: Sequence[Body],
     n_clients: int,
 ) -> Cell:
-    port, process = server
     own: Body = {}
     if contender.startswith(OURS):
         own["speculation"] = {"method": contender.removeprefix(OURS)}
     if not number:
         _ask(port, _chat(_WARM_UP, flags.n_predict[-1]) | own)
-    before = _cpu(process)
     with ThreadPoolExecutor(n_clients) as clients:
         start = time.perf_counter()
-        done = list(clients.map(lambda chat: _ask(port, chat | own), chats))
+        asked = list(clients.map(lambda chat: _ask(port, chat | own), chats))
         seconds = time.perf_counter() - start
-    after = _cpu(process)
-    cpu = {name: round(after[name] - before.get(name, 0.0), 2) for name in after}
-    n_tokens = sum([n for n, _ in done])
-    first = tuple(seconds for _, seconds in done)
-    return Cell(contender, n_clients, number, n_tokens, seconds, first, cpu)
+    replies = [_reply(*answer) for answer in asked]
+    return Cell(contender, n_clients, number, replies, seconds)
 
 
 @contextmanager
-def _server(
-    flags: argparse.Namespace, contender: str, slots: int, cache: str
-) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """A server of ``contender`` that is ready, and its port."""
+def _server(flags: argparse.Namespace, contender: str, slots: int, cache: str) -> Iterator[int]:
+    """The port of a server of ``contender`` that is ready."""
     port = free_port()
     ctx = str(slots * flags.ctx)
     is_ours = contender.startswith(OURS)
@@ -171,7 +195,7 @@ def _server(
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
             _wait(port, process)
-            yield port, process
+            yield port
         except Exception:
             output.seek(0)
             sys.stderr.buffer.write(output.read()[-2000:])
@@ -179,6 +203,14 @@ def _server(
         finally:
             process.terminate()
             process.wait()
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -205,8 +237,11 @@ def _chat(prompt: str, n_predict: int) -> Body:
     }
 
 
-def _ask(port: int, body: Body) -> tuple[int, float]:
-    """The number of tokens of a streamed chat, and the seconds to the first."""
+def _ask(port: int, body: Body) -> tuple[list[bytes], float]:
+    """The lines of a streamed reply, and the seconds to its first token.
+
+    They are parsed later: a client must not take the server's time.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     start = time.perf_counter()
     connection.request(
@@ -216,52 +251,47 @@ def _ask(port: int, body: Body) -> tuple[int, float]:
     if response.status != 200:
         raise RuntimeError(f"{response.status}: {response.read()[:500]!r}")
     first, lines = 0.0, []
-    for line in response:  # read now, parsed later: a client must not take the server's time
+    for line in response:
         if not first and b'"content":"' in line.replace(b": ", b":") and b'""' not in line:
             first = time.perf_counter() - start
         lines.append(line)
     connection.close()
-    for line in reversed(lines):
-        if line.startswith(b"data: {"):
-            usage = json.loads(line[len(b"data: ") :]).get("usage")
-            if usage is not None:
-                return usage["completion_tokens"], first or time.perf_counter() - start
-    raise RuntimeError(f"no usage in {lines[-3:]}")
+    return lines, first or time.perf_counter() - start
 
 
-def _cpu(process: subprocess.Popen[bytes]) -> dict[str, float]:
-    """Processor seconds so far of a process and its children; empty where /proc is not there."""
-    used: dict[str, float] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = file.read_text()
-        except OSError:
-            continue
-        fields = text.rpartition(")")[2].split()
-        pid, parent = int(file.parent.name), int(fields[1])
-        if process.pid in (pid, parent):
-            name = "server" if pid == process.pid else f"child {pid}"
-            used[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return used
+def _reply(lines: Sequence[bytes], first: float) -> Reply:
+    events = [json.loads(line[len(b"data: ") :]) for line in lines if line.startswith(b"data: {")]
+    pieces = [choice["delta"].get("content") for event in events for choice in event["choices"]]
+    (usage,) = [event["usage"] for event in events if event.get("usage")]
+    return Reply("".join(filter(None, pieces)), usage["completion_tokens"], first)
 
 
 def report(cells: Sequence[Cell]) -> str:
-    """For one number of clients: medians over the rounds, and of the ratios within a round."""
-    contenders = list(dict.fromkeys(cell.contender for cell in cells))
-    speeds = {name: [cell.speed for cell in cells if cell.contender == name] for name in contenders}
-    theirs = [name for name in contenders if not name.startswith(OURS)]
+    """For one number of clients: medians over the rounds, and of the ratios within a round.
+
+    Texts are compared with those of the first contender.
+    """
+    rounds: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.round):
+        rounds.setdefault(cell.contender, []).append(cell)
+    speeds = {name: [cell.speed for cell in own] for name, own in rounds.items()}
+    theirs = [name for name in rounds if not name.startswith(OURS)]
     best = max(theirs, key=lambda name: median(speeds[name]), default=None)
-    lines = [f"{cells[0].clients} clients, {len(speeds[contenders[0]])} rounds"]
-    for name in contenders:
-        own = [cell for cell in cells if cell.contender == name]
-        first = sorted([seconds for cell in own for seconds in cell.first])
-        total = sum([cell.tokens for cell in own]) / sum([cell.seconds for cell in own])
+    base = cells[0].contender
+    texts = {name: [r.text for cell in own for r in cell.replies] for name, own in rounds.items()}
+    lines = [f"{cells[0].clients} clients, {len(speeds[base])} rounds"]
+    for name, own in rounds.items():
+        first = sorted([reply.first for cell in own for reply in cell.replies])
+        total = sum([cell.n_tokens for cell in own]) / sum([cell.seconds for cell in own])
         line = f"  {name}: {median(speeds[name]):.1f} tokens/s, {total:.1f} over all; first token "
         line += f"{median(first):.2f} s, p99 {first[int(0.99 * len(first))]:.2f}"
         for other in (best, OURS + "ar"):
             if name.startswith(OURS) and other in speeds and other != name:
                 ratios = [a / b for a, b in zip(speeds[name], speeds[other], strict=True)]
                 line += f"; / {other} {median(ratios):.3f}"
+        if name != base:
+            same = sum([a == b for a, b in zip(texts[name], texts[base], strict=True)])
+            line += f"; {same} of {len(texts[name])} texts as {base}"
         lines.append(line)
     return "\n".join(lines)
 

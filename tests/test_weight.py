@@ -1,0 +1,80 @@
+"""The product does not grow: each package has at most as many lines as its cap.
+
+A cap may only fall. Whoever adds lines to a full package removes as many there. When lines have
+gone, lower the cap to the number that ``python -m tests.test_weight`` prints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+# Lines of Python, JavaScript, CSS, HTML and shell, with blank lines and docstrings.
+CAPS = {
+    "app": 1333,
+    "app/api": 4244,
+    "app/page": 4738,
+    "app/page/static": 2886,
+    "app/store": 1590,
+    "app/worker": 2470,
+    "batching": 2470,
+    "batching/gguf": 816,
+    "batching/llama": 3582,
+    "speculation": 5238,
+    "speculation/auto + drafting": 3073,
+    "speculation/chat": 2487,
+    "speculation/methods + heads": 3966,
+    "speculation/bench, registry, train, …": 7154,
+    "tools": 2426,
+}
+TOGETHER = {
+    "speculation/auto": "speculation/auto + drafting",
+    "speculation/drafting": "speculation/auto + drafting",
+    "speculation/methods": "speculation/methods + heads",
+    "speculation/heads": "speculation/methods + heads",
+}
+KINDS = (".py", ".js", ".css", ".html", "")  # files of tools without a suffix are shell scripts
+
+
+def package_of(path: Path) -> str:
+    """The name in ``CAPS`` of the package to which a file counts."""
+    folders = path.relative_to(ROOT).parent.parts
+    if path.suffix in (".js", ".css", ".html"):
+        return "app/page/static"
+    name = "/".join(folders[:2])
+    if folders[0] == "tools":
+        return "tools"
+    if len(folders) > 1 and folders[0] == "speculation" and name not in CAPS:
+        return TOGETHER.get(name, "speculation/bench, registry, train, …")
+    return name
+
+
+@cache
+def lines() -> Counter[str]:
+    """The lines of each package."""
+    counted: Counter[str] = Counter()
+    for top in ("app", "batching", "speculation", "tools"):
+        for path in (ROOT / top).rglob("*"):
+            if path.suffix in KINDS and path.is_file():
+                counted[package_of(path)] += len(path.read_text(encoding="utf-8").splitlines())
+    return counted
+
+
+def test_every_package_has_a_cap() -> None:
+    assert lines().keys() == CAPS.keys()
+
+
+@pytest.mark.parametrize("package", CAPS)
+def test_a_package_stays_below_its_cap(package: str) -> None:
+    n, cap = lines()[package], CAPS[package]
+    assert n <= cap, f"{package} has {n} lines, {n - cap} more than its cap; remove as many"
+
+
+if __name__ == "__main__":
+    for package, cap in CAPS.items():
+        print(f'    "{package}": {min(cap, lines()[package])},')
