@@ -172,12 +172,6 @@ async function toClipboard(text) {
   }
 }
 
-function download(blob, name) {
-  const link = h("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-}
-
 // What this browser remembers: settings of the page, unsent messages. It may be set to store nothing.
 const memory = {
   get(key) {

@@ -11,7 +11,7 @@ function startCards() {
       send();
     };
     const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
-    $(".race-card", card).onclick = () => openRace({ prompt, said: text, start: true });
+    $(".race-card", card).onclick = () => openRace({ prompt, start: true });
   }
   makeGroup($("#start .cards"));
 }
