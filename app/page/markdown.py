@@ -23,7 +23,7 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
-from app.page import footnotes, formulas
+from app.page import formulas
 from app.page.completion import completed, completed_inline
 from app.page.highlight import Stack, highlighted, settled
 
@@ -469,28 +469,6 @@ def _formula(self: Any, tokens: Sequence[Token], index: int, options: Any, env: 
     return f'<p class="formula">{html}</p>\n' if token.type == "math_block" else html
 
 
-def _footnote_mark(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    token = tokens[index]
-    label = escape(token.markup)
-    shown = _unit(label, token.meta.get("at"), env)
-    return f"<sup>{_note_link(label, f'Footnote {label}', 'doc-noteref', shown)}</sup>"
-
-
-def _footnote_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    label = escape(tokens[index].markup)
-    back = _note_link(label, f"Back to footnote {label} in the text", "doc-backlink", label)
-    return f'<div class="footnote">{back}<div>'
-
-
-def _note_link(label: str, name: str, role: str, shown: str) -> str:
-    """A link between a footnote and its mark, which the page's script follows."""
-    return f'<a href="#" role="{role}" data-note="{label}" aria-label="{name}">{shown}</a>'
-
-
-def _footnote_close(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    return "</div></div>\n"
-
-
 def _link_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
     """A link that opens in a new tab: in this one it would end a streaming reply."""
     tokens[index].attrSet("target", "_blank")
@@ -502,7 +480,6 @@ def _parser() -> MarkdownIt:
     made = MarkdownIt("commonmark", {"html": False, "breaks": True})
     made.enable(["table", "strikethrough"]).disable(["image", "text_join"])
     formulas.add_formulas(made)
-    footnotes.add_footnotes(made)
     for name, inline_rule in (
         ("newline", rules_inline.newline),
         ("escape", rules_inline.escape),
@@ -534,9 +511,6 @@ def _parser() -> MarkdownIt:
         ("code_block", _code),
         ("math_inline", _formula),
         ("math_block", _formula),
-        ("footnote_mark", _footnote_mark),
-        ("footnote_open", _footnote_open),
-        ("footnote_close", _footnote_close),
         ("link_open", _link_open),
     ):
         made.add_render_rule(name, render_rule)

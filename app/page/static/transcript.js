@@ -371,11 +371,6 @@ function startTranscript() {
   box.addEventListener("click", (event) => {
     const pressed = event.target.closest("[data-action]");
     if (pressed) tried(ACTIONS[pressed.dataset.action])(pressed.closest(".turn").turn, pressed);
-    const link = event.target.closest("[data-note]");
-    if (!link) return;
-    event.preventDefault(); // the address is the chat's
-    const ends = $$(`[data-note="${CSS.escape(link.dataset.note)}"]`, link.closest(".markdown"));
-    ends.find(({ role }) => role !== link.role)?.focus();
   });
   box.addEventListener("focusin", ({ target }) => {
     const article = target.closest(".turn");

@@ -17,15 +17,11 @@ def test_replies_and_messages_have_versions_and_nothing_is_lost(chat: Chat) -> N
     chat.act("Retry")
     page.wait_for_selector(f"{DONE} .siblings:has-text('2/2')")
     chat.act("Edit")
-    page.fill(f"{LAST} textarea", "**mine** & <b>\n\na[^1]\n\n[^1]: note")
+    page.fill(f"{LAST} textarea", "**mine** & <b>")
     for key in ("Tab", "Tab", "Enter"):  # past Cancel to Save
         page.keyboard.press(key)
     page.wait_for_selector(f"{LAST} .siblings:has-text('3/3')")
     assert page.inner_html(f"{LAST} .answer p") == "<strong>mine</strong> &amp; &lt;b&gt;"
-    page.click(f"{LAST} sup a")
-    assert chat.focused() == "Back to footnote 1 in the text"
-    page.keyboard.press("Enter")
-    assert chat.focused() == "Footnote 1"
     chat.act("Earlier version")
     page.wait_for_selector(f"{LAST} .siblings:has-text('2/3')")
     chat.act("Earlier version")
