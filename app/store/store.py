@@ -419,7 +419,7 @@ class Store:
         return exports.as_markdown(found, [turn for turn, _ in path_to(db, found.leaf)])
 
     def import_(self, owner: str, data: object) -> Imported:
-        """Add the chats of an export: ours, ChatGPT's, Open WebUI's, or earlier versions'.
+        """Add the chats of an export: ours, ChatGPT's or Open WebUI's.
 
         ``data`` is JSON, as text or already read. Raises UnreadableExport if it is no such export.
         """

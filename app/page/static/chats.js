@@ -162,34 +162,6 @@ const importFile = tried(async ([file]) => {
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
 
-// Earlier versions kept the chats in this browser's database. They go to the server once, and stay here for
-// 30 days.
-const KEPT_DAYS = 30;
-const importOld = async () => {
-  const since = memory.get("taken-over");
-  if (since && Date.now() - since > KEPT_DAYS * DAY) indexedDB.deleteDatabase("speculation");
-  const known = since ? [] : ((await indexedDB.databases?.()) ?? []);
-  if (!known.some(({ name }) => name === "speculation")) return;
-  const done = (request) =>
-    new Promise((resolve, reject) => {
-      request.onsuccess = () => resolve(request.result);
-      request.onerror = () => reject(request.error);
-    });
-  const database = await done(indexedDB.open("speculation"));
-  const [list, texts] = ["chats", "texts"].map((name) => database.transaction(name).objectStore(name));
-  const [old, names, found] = await Promise.all(
-    [list.getAll(), texts.getAllKeys(), texts.getAll()].map(done),
-  );
-  database.close();
-  const textOf = new Map(names.map((name, i) => [name, found[i]]));
-  for (const { name, title, named, at } of old) {
-    const about = JSON.stringify({ name, title, named, at }).slice(1, -1);
-    const one = `{${about},"turns":${textOf.get(name) || "[]"}}`;
-    await api("POST", "/import", `{"format":"speculation-chats","version":1,"chats":[${one}]}`);
-  }
-  memory.set("taken-over", Date.now());
-};
-
 // The left side's buttons and keys
 
 // On a phone the list covers the chat.

@@ -130,7 +130,6 @@ async function start() {
   listen();
   focusBox();
   document.documentElement.dataset.ready = "";
-  await tried(importOld)();
 }
 document.addEventListener("part", start);
 start();
