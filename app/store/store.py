@@ -22,7 +22,6 @@ import platformdirs
 from app.store import exports, imports, search
 from app.store.database import Database
 from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, Role, State, StoreError, Turn
-from app.store.rescue import rescue
 from app.store.rows import (
     BELOW,
     chat_of,
@@ -130,9 +129,11 @@ class Store:
         """Mark the replies that a server left running."""
         damaged = self.database.damaged
         if damaged is not None:
+            recovered = damaged.with_name(damaged.name.replace("damaged", "recovered"))
             self.notice = (
-                f"The file of your chats was damaged. It is now {damaged}. "
-                f"Chats that could be read and are still here: {rescue(db, damaged)}."
+                f"The file of your chats was damaged. It is now {damaged}. To recover what can be "
+                f'read, run sqlite3 "{damaged}" .recover | sqlite3 "{recovered}" and start with '
+                f'--chats "{recovered}".'
             )
         if self._first_turn > 1:
             last = self._first_turn - 1
