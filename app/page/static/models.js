@@ -90,20 +90,18 @@ function refreshModels() {
   showModels();
 }
 
-const isUnderWay = (transfer) => ["running", "waiting"].includes(transfer?.state);
+const isUnderWay = (download) => ["running", "waiting"].includes(download?.state);
 
-listeners.models = ({ transfer, measuring, error }) => {
-  if (error) setText(modelError(), error);
+listeners.models = ({ download }) => {
   if (!modelsBox() || !modelList) return;
-  if (measuring !== undefined) modelList.is_measuring = !!measuring;
-  if (isUnderWay(transfer)) {
+  if (isUnderWay(download)) {
     for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
-      if (one.name === transfer.name) one.transfer = transfer;
+      if (one.name === download.name) one.download = download;
     }
     if (!document.activeElement.matches(".model select")) showModels(); // else its open list would close
     return;
   }
-  if (transfer && hubList) tried(() => readHub(hubList.repo), modelError)();
+  if (download && hubList) tried(() => readHub(hubList.repo), modelError)();
   refreshModels();
 };
 
@@ -114,8 +112,8 @@ function showModels() {
   setText($("#load-error"), server.status?.error ?? "");
   const groups = [
     ["On this machine", modelList.models.filter((one) => one.is_here)],
-    ["Downloads", modelList.models.filter((one) => !one.is_here && one.transfer)],
-    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.transfer)],
+    ["Downloads", modelList.models.filter((one) => !one.is_here && one.download)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.download)],
   ];
   modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
   $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
@@ -143,11 +141,11 @@ function modelRow(model) {
     h("span", { class: "quiet" }, ...modelFacts(model)),
   );
   const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
-  const { transfer, trouble } = model;
+  const { download, trouble } = model;
   const loading = server.status?.loading;
   if (trouble) row.append(h("p", { class: model.is_here ? "error" : "quiet" }, trouble));
   if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
-  if (transfer) row.append(...transferLines(transfer));
+  if (download) row.append(...downloadLines(download));
   if (isOpen) row.append(modelDetails(model));
   return row;
 }
@@ -174,32 +172,28 @@ function modelButton({ name, title }, label, action, attributes) {
 }
 
 function modelActions(model) {
-  const { name, transfer } = model;
+  const { name, download } = model;
   const act = (...given) => modelButton(model, ...given);
   const loading = server.status?.loading;
   if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
-  if (isUnderWay(transfer)) {
-    const label = transfer.file_type ? "Cancel" : "Pause";
-    return [act(label, () => api("POST", "/models/pause", { name }))];
-  }
+  if (isUnderWay(download)) return [act("Pause", () => api("POST", "/models/pause", { name }))];
   if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
   if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
-  const download = () => api("POST", "/models/download", { name });
-  if (!model.can_delete) return [act("Download", download)];
-  return [act("Resume", download), act("Delete…", () => confirmModelDelete(model))]; // a part is here
+  const start = () => api("POST", "/models/download", { name });
+  if (!model.can_delete) return [act("Download", start)];
+  return [act("Resume", start), act("Delete…", () => confirmModelDelete(model))]; // a part is here
 }
 
-function transferLines({ state, done, total, error, file_type }) {
-  const what = file_type ? `Converting to ${file_type}` : "Downloading";
+function downloadLines({ state, done, total, error }) {
   const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
   if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
   const text =
-    state === "waiting" ? "Waits for another transfer"
+    state === "waiting" ? "Waits for another download"
     : state === "paused" ? `Paused${much}`
     : total && done === total ? "Checking the file"
-    : `${what}${much}`;
-  const bar = h("progress", total ? { max: total, value: done, "aria-label": what } : { "aria-label": what });
+    : `Downloading${much}`;
+  const bar = h("progress", { "aria-label": "Downloading", ...(total && { max: total, value: done }) });
   return [h("p", { class: "quiet" }, text), ...(state === "waiting" ? [] : [bar])];
 }
 
@@ -214,7 +208,7 @@ function modelSpec(model) {
 }
 
 function modelDetails(model) {
-  const { name, shape, fit, speeds, faster } = model;
+  const { shape, fit, speeds } = model;
   const line = (text) => text && h("p", { class: "quiet" }, text);
   const act = (...given) => modelButton(model, ...given);
   const form = [
@@ -233,9 +227,7 @@ function modelDetails(model) {
     changes.push(act("See other quantisations", () => readHub(model.repo)));
   }
   const row = [
-    isLoaded(model) && act(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
     isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
-    faster && act(`Convert to ${faster.file_type}`, () => api("POST", "/models/convert", { name })),
     model.is_here && model.can_delete && act("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
@@ -245,18 +237,11 @@ function modelDetails(model) {
     line(form.join(" · ")),
     line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
     changes.length > 0 && h("div", { class: "row" }, ...changes),
-    line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
-    faster &&
-      line(
-        `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
-          `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
-      ),
+    line(measured.length && `Measured here: ${measured.join(", ")}`),
     ...modelExtras(model),
     row.length > 0 && h("div", { class: "row" }, ...row),
   );
 }
-
-const NOT_MEASURED = "Not measured here yet: that is done by replies, or in some seconds by a click.";
 
 // Draft model and heads, where models.txt or the loaded model has some.
 function modelExtras(model) {
@@ -307,15 +292,8 @@ const loadModel = tried(async (spec) => {
   refreshModels();
 }, modelError);
 
-async function measureModel() {
-  if (modelList.is_measuring) return;
-  modelList.is_measuring = true;
-  showModels();
-  await api("POST", "/models/measure");
-}
-
-function confirmModelDelete({ name, title, is_here, shape, transfer }) {
-  const takes = inSize(is_here || !transfer ? shape.n_bytes : transfer.done);
+function confirmModelDelete({ name, title, is_here, shape, download }) {
+  const takes = inSize(is_here || !download ? shape.n_bytes : download.done);
   const question = is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?";
   const text = `${title} takes ${takes} on disk. Deleting it cannot be undone.`;
   askWhether(question, text, "Delete", "Keep", async () => {
