@@ -53,7 +53,6 @@ class Change(BaseModel):
 
     title: str | None = None
     is_pinned: bool | None = None
-    folder: str | None = None
     settings: Json | None = None
 
 
@@ -196,7 +195,6 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
             "status": status_json(shown),
             "methods": [asdict(method) for method in backend.methods()],
             "presets": [asdict(preset) for preset in presets],
-            "folders": await in_thread(lambda: store.folders(owner)),
             "notice": store.notice,
             "seq": seq,
         }
@@ -216,13 +214,10 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/chats")
     async def list_chats(
         owner: Owner,
-        folder: str | None = None,
         before: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
-        found = await in_thread(
-            lambda: store.chats(owner, folder=folder, before=before, limit=limit)
-        )
+        found = await in_thread(lambda: store.chats(owner, before=before, limit=limit))
         return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")

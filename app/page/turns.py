@@ -130,7 +130,6 @@ def chat_json(chat: Chat, running: int | None, *, is_incognito: bool = False) ->
         "title": chat.title,
         "changed_at": chat.changed_at,
         "is_pinned": chat.is_pinned,
-        "folder": chat.folder,
         "settings": chat.settings,
         "leaf": chat.leaf,
         "running": running,

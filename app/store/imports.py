@@ -268,7 +268,7 @@ def _chat(
     if not turns:
         raise _Refused("it has no messages")
     title = str(title or "")
-    return Chat("", "", title, bool(title), created_at, changed_at, False, "", {}, leaf)
+    return Chat("", "", title, bool(title), created_at, changed_at, False, {}, leaf)
 
 
 def _turn(**fields: object) -> Turn:

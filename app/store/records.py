@@ -34,7 +34,6 @@ class Chat:
 
     is_named    the user gave it its title; otherwise it is the first message's first line
     changed_at  when a turn was last added
-    folder      empty if it is in none
     leaf        the last turn of the branch that is shown; None if there are no turns
     """
 
@@ -45,7 +44,6 @@ class Chat:
     created_at: Seconds
     changed_at: Seconds
     is_pinned: bool
-    folder: str
     settings: Mapping[str, Any]
     leaf: int | None
     deleted_at: float | None = None

@@ -154,27 +154,16 @@ class Store:
         db: Connection,
         owner: str,
         *,
-        folder: str | None = None,
         before: str | None = None,
         limit: int = 100,
     ) -> list[Chat]:
-        """Pinned ones first, then the latest; those listed after the chat ``before``.
-
-        ``folder`` empty: those in no folder; None: all.
-        """
+        """Pinned ones first, then the latest; those listed after the chat ``before``."""
         query = """SELECT * FROM chats WHERE owner = :owner AND deleted_at IS NULL
-            AND (:folder IS NULL OR folder = :folder)
             AND (:before IS NULL OR (is_pinned, changed_at, number) <
                 (SELECT is_pinned, changed_at, number FROM chats WHERE id = :before))
             ORDER BY is_pinned DESC, changed_at DESC, number DESC LIMIT :limit"""
-        asked = {"owner": owner, "folder": folder, "before": before, "limit": limit}
+        asked = {"owner": owner, "before": before, "limit": limit}
         return [chat_of(row) for row in db.execute(query, asked)]
-
-    @_reads
-    def folders(self, db: Connection, owner: str) -> list[str]:
-        query = """SELECT DISTINCT folder FROM chats
-            WHERE owner = ? AND deleted_at IS NULL AND folder != '' ORDER BY folder"""
-        return [row["folder"] for row in db.execute(query, (owner,))]
 
     @_reads
     def chat(self, db: Connection, chat: str, owner: str) -> Chat:
@@ -185,7 +174,7 @@ class Store:
         self, db: Connection, owner: str, settings: Mapping[str, Any], title: str = ""
     ) -> Chat:
         now, title = self._clock(), title.strip()
-        chat = Chat(new_id(), owner, title, bool(title), now, now, False, "", settings, None)
+        chat = Chat(new_id(), owner, title, bool(title), now, now, False, settings, None)
         insert_chat(db, chat)
         return get_chat(db, chat.id, owner)
 
@@ -198,7 +187,6 @@ class Store:
         *,
         title: str | None = None,
         is_pinned: bool | None = None,
-        folder: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Chat:
         """Change what is not None. With an empty title, the first message gives it again."""
@@ -209,8 +197,6 @@ class Store:
             set_fields(db, "chats", chat, title=title, is_named=bool(given))
         if is_pinned is not None:
             set_fields(db, "chats", chat, is_pinned=is_pinned)
-        if folder is not None:
-            set_fields(db, "chats", chat, folder=folder.strip())
         if settings is not None:
             set_fields(db, "chats", chat, settings=settings)
         return get_chat(db, chat, owner)

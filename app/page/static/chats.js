@@ -1,15 +1,13 @@
-// The list of chats at the left: search, names, pins, folders, export and import.
+// The list of chats at the left: search, names, pins, export and import.
 
 let chats = []; // as GET page/chats lists them: pinned first, then the latest
 let chat = null; // the open one, as ChatJson; null: a new one
 let hasOlder = false; // chats than these
-let folder = null; // the folder shown; null: all
 let isIncognito = false; // whether the next new chat is kept nowhere
 
 const AT_ONCE = 100;
 const readChats = tried(async (before = []) => {
   const query = new URLSearchParams({ limit: AT_ONCE });
-  if (folder !== null) query.set("folder", folder);
   if (before.length) query.set("before", before.at(-1).id);
   const { chats: found } = await api("GET", `/chats?${query}`);
   chats = [...before, ...found];
@@ -21,10 +19,8 @@ const readChats = tried(async (before = []) => {
 let drawing = 0; // once for all that come at a time, as those of an import
 listeners.chat = (changed) => {
   chats = chats.filter((one) => one.id !== changed.id);
-  const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);
-  if (isShown) chats.push(changed);
+  if (!changed.deleted && !changed.incognito) chats.push(changed);
   chats.sort((a, b) => b.is_pinned - a.is_pinned || b.changed_at - a.changed_at);
-  if (changed.folder && !server.folders.includes(changed.folder)) server.folders.push(changed.folder);
   if (chat?.id === changed.id) {
     if (changed.deleted) newChat();
     else chat = changed;
@@ -61,9 +57,7 @@ function showChats() {
     const older = button("Older chats", () => readChats(chats), { class: "earlier" });
     list.replaceChildren(...parts, ...(hasOlder ? [older] : []));
   }
-  const none = isSearch ? "Nothing found." : folder === null ? "No chats yet." : "No chats in this folder.";
-  if (!list.firstChild) list.append(h("p", { class: "quiet" }, none));
-  showFolders();
+  if (!list.firstChild) list.append(h("p", { class: "quiet" }, isSearch ? "Nothing found." : "No chats yet."));
   const links = $$("a", list);
   roving(links, links.find((link) => link.ariaCurrent) ?? links[0]);
   if (focused) $(`[data-key="${focused}"]`, list)?.focus();
@@ -86,7 +80,6 @@ function actionsOf(one) {
   return [
     ["Rename…", () => rename(one)],
     [one.is_pinned ? "Unpin" : "Pin", () => changeChat(one, { is_pinned: !one.is_pinned })],
-    ["Move to a folder…", () => moveTo(one)],
     one.leaf && ["Duplicate", tried(() => duplicate(one.id, one.leaf))],
     ["Copy link", () => copyLink(`#chat=${one.id}`)],
     ["Export as Markdown", () => exportChat(`/chats/${one.id}/export?format=md`)],
@@ -98,19 +91,6 @@ function actionsOf(one) {
 async function rename(one) {
   const title = await askFor("Name of the chat", one.title);
   if (title) changeChat(one, { title });
-}
-
-async function moveTo(one) {
-  const folder = await askFor("Folder (empty: none)", one.folder ?? "");
-  if (folder !== undefined) changeChat(one, { folder });
-}
-
-function showFolders() {
-  const select = $("#folders");
-  select.hidden = !server.folders.length;
-  const options = server.folders.map((name) => h("option", { value: `=${name}` }, name));
-  select.replaceChildren(h("option", { value: "" }, "All folders"), ...options);
-  select.value = folder === null ? "" : `=${folder}`;
 }
 
 async function duplicate(id, turn) {
@@ -180,10 +160,6 @@ function startChats() {
     currentTarget.ariaPressed = String(isIncognito);
   };
   $("#search").oninput = search;
-  $("#folders").onchange = ({ target }) => {
-    folder = target.value ? target.value.slice(1) : null;
-    readChats();
-  };
   $("#theme").onclick = switchTheme;
   $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>

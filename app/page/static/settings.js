@@ -6,7 +6,7 @@
 
 const USUAL = { method: "auto" }; // what is not set has the server's defaults
 const PLAIN = "ar"; // the method without drafts
-let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
+let server = { methods: [], presets: [], status: {} }; // as GET page/state says
 let settings = USUAL;
 
 const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them

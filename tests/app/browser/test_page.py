@@ -34,15 +34,6 @@ def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> 
     chat.choose("Pin")
     chat.wait_for_titles("Reynard", "a <b>blue</b> hen")
     assert page.inner_text("#list h3 >> nth=0") == "Pinned"
-    chat.open_row_menu("Reynard")
-    chat.choose("Move to a folder")
-    page.fill("dialog input", "Animals")
-    page.keyboard.press("Enter")
-    page.select_option("#folders", label="Animals")
-    page.wait_for_function("document.querySelectorAll('#list a').length === 1")
-    assert chat.titles() == ["Reynard"]
-    page.select_option("#folders", label="All folders")
-    page.wait_for_function("document.querySelectorAll('#list a').length > 1")
 
     chat.open_row_menu("Reynard")
     with page.expect_download() as download:
@@ -81,7 +72,7 @@ def test_no_script_of_an_imported_chat_or_of_the_routes_answers_runs(chat: Chat)
     reply |= {"figures": [[SCRIPT, SCRIPT]]}  # type: ignore[dict-item]
     told = {**said, "parent": 0, "role": "assistant", "text": "\n\n".join(kinds), "reply": reply}
     files = [{"name": SCRIPT, "text": SCRIPT}]
-    about = {"id": "x", "title": SCRIPT, "folder": SCRIPT, "settings": {"system": SCRIPT}}
+    about = {"id": "x", "title": SCRIPT, "settings": {"system": SCRIPT}}
     times = {"created_at": 1.0, "changed_at": 2.0, "is_named": True, "is_pinned": True, "leaf": 1}
     hostile = {**about, **times, "turns": [{**said, "files": files}, told]}
     file = {"format": "speculation-chats", "version": 2, "chats": [hostile]}

@@ -55,20 +55,17 @@ def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(
     ]
 
 
-def test_chats_are_named_moved_copied_deleted_exported_and_imported(
+def test_chats_are_named_pinned_copied_deleted_exported_and_imported(
     written: tuple[Page, Written, Chats],
 ) -> None:
     page, backend, _ = written
     chat, turns = talk(page, backend, "What's <up>?")
     assert page.get("search?q=up")["hits"][0]["snippet"] == ["What's <", "up", ">?"]
-    changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True, folder="Work")
+    changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True)
     assert (changed["title"], changed["is_pinned"]) == ("What's <up>?", True)
-    assert page.get("state")["folders"] == ["Work"]
     copy = page.post(f"chats/{chat}/duplicate", turn=turns[0])
     assert [turn["text"] for turn in page.turns(copy["id"])] == ["What's <up>?"]
-    assert [one["id"] for one in page.get("chats?folder=Work&before=" + chat)["chats"]] == [
-        copy["id"]
-    ]
+    assert [one["id"] for one in page.get("chats?before=" + chat)["chats"]] == [copy["id"]]
     exported = page.client.get(f"chats/{chat}/export")
     named = "filename=\"What s up.json\"; filename*=UTF-8''What%20s%20up.json"
     assert exported.headers["content-disposition"] == f"attachment; {named}"

@@ -36,7 +36,7 @@ def test_an_export_has_all_of_a_chat_and_imports_once(store: Store) -> None:
     store.add_turn(chat.id, "", edited, "assistant", "", state="running")
     store.save_steps(reply, b"\0steps")
     store.delete_turn(more, "")
-    store.change_chat(chat.id, "", title="Mine", is_pinned=True, folder="work")
+    store.change_chat(chat.id, "", title="Mine", is_pinned=True)
     store.choose(ask, "")
     text = "".join(store.export_json(""))
     (whole,) = store.export("", chat.id)
