@@ -13,14 +13,14 @@ from uuid import uuid4
 
 from app.api.errors import ApiError
 from app.page.feed import Feed
-from app.page.jobs import BUSY, Job, Jobs
+from app.page.jobs import Job, Jobs
 from app.page.prompt import Prompt, prompt_of
 from app.page.races import Races
 from app.page.reply import Reply
 from app.page.settings import InvalidSetting, Settings, read_settings
 from app.page.speeds import Speeds
 from app.page.threads import in_thread
-from app.page.turns import Mark, chat_json, reply_fields, state_of, turn_json
+from app.page.turns import Mark, chat_json, reply_fields, turn_json
 from app.store import Chat, Found, Imported, Store, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, LeftOut
@@ -50,10 +50,11 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, file: str | Path | None = None) -> None:
-        """``file`` keeps the chats; None: the user's. Raises StoreError if it cannot be opened."""
+    def __init__(self, backend: Backend, file: str | Path | None = None, address: str = "") -> None:
+        """``file`` keeps the chats; None: the user's. ``address`` is the page's. Raises StoreError
+        if the file cannot be opened, and InUse."""
         self.backend = backend
-        self.kept = Store(file or default_file())
+        self.kept = Store(file or default_file(), address)
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
@@ -256,7 +257,7 @@ class Chats:
             reply = Reply.from_json(found.text, found.reply)
             if store.chat(found.chat, ask.owner).leaf != turn:
                 raise ApiError("only the last reply that is shown can be continued", 409)
-            if not reply_fields(reply, state_of(found))["can_continue"]:
+            if not reply_fields(reply, found.state)["can_continue"]:
                 raise ApiError("this reply has reached its end", 409)
             reply.begin_again(settings.method)
             store.save_reply(turn, reply.text, reply.as_json(), "running")
@@ -293,10 +294,7 @@ class Chats:
 
         def prepare() -> tuple[Job, list[Json], Chat, Mark]:
             settings = self._settings(store, chat, ask)
-            last = store.path(chat, owner, limit=2)
-            if last and state_of(last[-1][0]) == "elsewhere":
-                raise ApiError(BUSY, 409)
-            before = mark_of(last)
+            before = mark_of(store.path(chat, owner, limit=2))
             turn, reply = begun(store, settings)
             path = store.path(chat, owner, leaf=turn.id)
             said = [replace(turn, text=reply.text)] if reply.text else []

@@ -13,7 +13,6 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from app.api.errors import ApiError
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between updates; more of them would keep a slow page busy
 SAVE_SECONDS = 0.4  # so that a kill loses no more than half a second
-ALIVE_SECONDS = 3.0  # between saves of a reply without news: they tell other servers that it runs
 CLOSE_SECONDS = 5.0
 BUSY = "This chat's last reply is still being written. Wait for its end, or stop it."
 
@@ -246,11 +244,9 @@ class Jobs:
         return steps.pack(job.records, done.method) if job.records else b""
 
     async def _keep_saving(self, job: Job) -> None:
-        due = 0.0
         while not job.is_over:
             await asyncio.sleep(SAVE_SECONDS)
-            if not job.is_over and (job.has_unsaved or monotonic() > due):
-                due = monotonic() + ALIVE_SECONDS
+            if not job.is_over and job.has_unsaved:
                 await self._save(job, "running")
 
     async def _save(self, job: Job, state: State, *, is_last: bool = False) -> bool:

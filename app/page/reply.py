@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
@@ -157,7 +157,6 @@ class Reply:
             "sentence": self.sentence,
             "figures": self.figures,
             "cells": self.cells,
-            "saved_at": round(time(), 1),
         }
         if self.done is not None:
             kept["done"] = vars(replace(self.done, model=None, decode_ms=()))

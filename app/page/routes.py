@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -30,13 +28,11 @@ from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
 from app.page.threads import in_thread
-from app.page.turns import GONE_SECONDS
 from app.store import Hit
 from app.worker.messages import LoadedModel, ModelFacts, Status
 from speculation.registry import RegistryError, read_registry
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
-FILE_SECONDS = 1.0  # between looks at whether another server has changed the chats
 Json = dict[str, Any]
 
 
@@ -141,7 +137,6 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
 def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend = chats.kept, chats.feed, chats.backend
-    version = store.version()
     watching: list[asyncio.Task[None]] = []
     seen = backend.status()
     # The loaded model, and how it is told: models.txt is not read at each change of a status.
@@ -166,19 +161,6 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
             "error": status.error,
             "is_down": status.is_down,
         }
-
-    async def watch_file() -> None:
-        """Let pages read again what another server of this user has changed, and once more when
-        that server may be gone."""
-        known, gone_at = version, math.inf
-        while True:
-            with suppress(ApiError):  # the file is locked for once
-                now, at = await in_thread(store.version), monotonic()
-                if now != known or at > gone_at:
-                    gone_at = math.inf if now == known else at + GONE_SECONDS
-                    known = now
-                    feed.publish(None, "reset", {})
-            await asyncio.sleep(FILE_SECONDS)
 
     async def watch_status() -> None:
         while True:
@@ -206,7 +188,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def events(http: Request, owner: Owner, after: str = "") -> Response:
         last = http.headers.get("last-event-id", after)
         if not watching:
-            watching.extend(map(asyncio.ensure_future, (watch_status(), watch_file())))
+            watching.append(asyncio.ensure_future(watch_status()))
         return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
 
     # Chats

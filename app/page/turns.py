@@ -5,7 +5,6 @@ Text of the user or the model never becomes HTML.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from app.page.reply import Reply
 from app.store import Chat, Turn
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
-ELSEWHERE = "Another server is writing this reply."
-GONE_SECONDS = 10.0  # after which a server that saved nothing of a running reply has ended
 PARTS = ("reasoning", "answer")
 Mark = tuple[int | None, int]  # the turn that a prompt begins with, and the context's size
 
@@ -80,35 +77,25 @@ def turn_json(
         return {**found, "text": turn.text, "files": files}
     if live is not None:
         return {**found, **live}
-    state = state_of(turn)
     reply = Reply.from_json(turn.text, turn.reply)
     reasoning, answer = (
         render_blocks(reply.text[start:end], reply.marks, start) for _, start, end in _spans(reply)
     )
     return {
         **found,
-        **reply_fields(reply, state),
+        **reply_fields(reply, turn.state),
         "reasoning": reasoning,
         "blocks": answer,
     }
 
 
-def state_of(turn: Turn) -> str:
-    """The state of a turn without a job here. A running reply runs in another server, or it did."""
-    if turn.state != "running":
-        return turn.state
-    is_alive = time.time() - float(turn.reply.get("saved_at", 0)) < GONE_SECONDS
-    return "elsewhere" if is_alive else "interrupted"
-
-
 def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
     """What is shown of a reply beside its blocks."""
-    is_running = state in ("running", "elsewhere")
-    notices = {"interrupted": INTERRUPTED, "elsewhere": ELSEWHERE}
+    is_running = state == "running"
     return {
         "state": state,
         "text": "" if is_running else reply.answer,
-        "notice": notices.get(state, reply.notice),
+        "notice": INTERRUPTED if state == "interrupted" else reply.notice,
         "error": reply.error,
         "can_continue": (
             not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")

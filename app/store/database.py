@@ -10,13 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from app.store.records import StoreError
+from filelock import FileLock, Timeout
+
+from app.store.records import InUse, StoreError
 from app.store.search import split
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 MEMORY = ":memory:"
-BUSY_TIMEOUT = 10.0  # seconds; another server of this user may be writing
+BUSY_TIMEOUT = 10.0  # seconds; another program may be reading
 _REASONS = {
     "database or disk is full": "the disk is full. Free some space, then try again",
     "database is locked": "another program is using their file",
@@ -31,10 +33,14 @@ class Database:
     ``user_version`` says how many of them it has had.
 
     damaged: where a damaged file was moved at the opening; None if there was none.
+
+    One server at a time has the file; it says at ``address`` where. Raises InUse.
     """
 
-    def __init__(self, path: Path | str, schema: Sequence[str]) -> None:
+    def __init__(self, path: Path | str, schema: Sequence[str], address: str = "") -> None:
         self.path = Path(path)
+        self._address = address
+        self._lock = FileLock(f"{path}.lock", mode=0o600, thread_local=False)
         self.damaged: Path | None = None
         self._in_memory = str(path) == MEMORY
         self._schema = schema
@@ -43,6 +49,7 @@ class Database:
             self._connection = self._call(self._open)
         except BaseException:
             self._thread.shutdown()
+            self._lock.release()
             raise
 
     def read(self, work: Work[T]) -> T:
@@ -59,6 +66,7 @@ class Database:
     def close(self) -> None:
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
+        self._lock.release()
 
     def _call(self, work: Callable[[], T]) -> T:
         try:
@@ -71,6 +79,13 @@ class Database:
         if self._in_memory:
             return self._connect(MEMORY)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        where = self.path.with_name(f"{self.path.name}.address")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise InUse(self.path, where.read_text(encoding="utf-8")) from None
+        _create(where)
+        where.write_text(self._address, encoding="utf-8")
         _create(self.path)
         try:
             return self._connect(self.path)
@@ -114,7 +129,7 @@ class Database:
             connection.execute("VACUUM INTO ?", (str(copy),))
 
         def migrate(connection: sqlite3.Connection) -> None:
-            for step in self._schema[_version(connection) :]:  # another server may have been faster
+            for step in self._schema[version:]:
                 for statement in step.strip().split("\n\n"):
                     connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {newest}")

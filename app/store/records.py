@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import FiniteFloat
@@ -15,6 +16,14 @@ Seconds = FiniteFloat
 
 class StoreError(Exception):
     """Chats cannot be read or saved. The message is for the user."""
+
+
+class InUse(StoreError):
+    """Another server has the file. ``address`` is its page's."""
+
+    def __init__(self, path: Path, address: str) -> None:
+        super().__init__(f"The chats in {path} are open at {address}.")
+        self.address = address
 
 
 class NoSuchChat(StoreError):

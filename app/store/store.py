@@ -78,19 +78,21 @@ class Store:
 
     notice           what the user should know about the file's opening; else empty
     most_step_bytes  of the steps of all replies; the oldest replies' go first
+    address          of the server's page, for who opens the file while it is in use
     first_turn       the least id of a turn, so that two stores can have different ones
-    Raises StoreError if the file cannot be opened or a newer version wrote it.
+    Raises StoreError if the file cannot be opened or a newer version wrote it, and InUse.
     """
 
     def __init__(
         self,
         path: Path | str,
+        address: str = "",
         *,
         most_step_bytes: int = MOST_STEP_BYTES,
         first_turn: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.database = Database(path, SCHEMA)
+        self.database = Database(path, SCHEMA, address)
         self.notice = ""
         self._most_step_bytes = most_step_bytes
         self._first_turn = first_turn
@@ -138,13 +140,7 @@ class Store:
         if self._first_turn > 1:
             last = self._first_turn - 1
             db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
-        # Of a second server's running replies too: its next save marks them as running again.
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
-
-    @_reads
-    def version(self, db: Connection) -> int:
-        """Another number after another program has changed the file."""
-        return int(db.execute("PRAGMA data_version").fetchone()[0])
 
     # Chats
 

@@ -119,7 +119,7 @@ function articleOf(turn) {
 function fillTurn(article) {
   const { id, role, text, siblings = [], files = [], cells = [], ...turn } = article.turn;
   const isReply = role !== "user";
-  const isRunning = ["running", "elsewhere"].includes(turn.state);
+  const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
   const isThinking = isRunning && !turn.blocks.length;
   article.classList.toggle("live", isRunning);

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.store import Store, StoreError
+from app.store import InUse, Store, StoreError
 from app.store.database import Database
 from app.store.schema import SCHEMA
 from tests.app.store.test_store import talk, texts
@@ -23,7 +23,7 @@ def test_a_file_and_its_folder_are_private_and_any_thread_may_ask(tmp_path: Path
     store = Store(file)
     chat, _ = talk(store, "hello")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in [file.parent, *file.parent.iterdir()]]
-    assert modes == [0o700, 0o600, 0o600, 0o600]  # with the log and its index
+    assert modes == [0o700, *[0o600] * 5]  # with the log, its index, the lock and the address
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda n: store.add_turn(chat.id, "", None, "user", str(n)), range(20)))
     store.close()
@@ -157,20 +157,19 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
             Store(path)
 
 
-def test_a_second_server_does_not_end_the_replies_of_the_first(tmp_path: Path) -> None:
-    first = Store(tmp_path / "chats.db")
+def test_a_second_server_hears_where_the_first_is(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    first = Store(file, "http://localhost:7860/")
     chat, (ask,) = talk(first, "ask")
-    reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
-    first.save_reply(reply.id, "half", {}, "running")
-    second = Store(tmp_path / "chats.db")
-    seen = second.turn(reply.id, "")
-    assert (seen.text, seen.state) == ("half", "interrupted")
-    first.save_reply(reply.id, "half of", {}, "running")
-    assert second.turn(reply.id, "").state == "running"
-    first.save_reply(reply.id, "all of it", {"n": 1}, "done")
-    second.add_turn(chat.id, "", reply.id, "user", "thanks")
-    assert texts(first, chat) == ["ask", "all of it", "thanks"]
+    first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    for _ in range(2):
+        with pytest.raises(InUse) as raised:
+            Store(file, "http://localhost:7861/")
+        assert raised.value.address == "http://localhost:7860/"
+    assert first.path(chat.id, "")[1][0].state == "running"
     first.close()
+    second = Store(file)
+    assert second.path(chat.id, "")[1][0].state == "interrupted"
     second.close()
 
 
