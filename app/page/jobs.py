@@ -232,13 +232,7 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        found = outcome.outcome(
-            done,
-            job.records,
-            job.prompt.said,
-            plain_speed=self._speeds.plain(),
-            n_left_out=reply.left_out.n_turns,
-        )
+        found = outcome.outcome(done, job.records, job.prompt.said, reply.left_out.n_turns)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

@@ -50,11 +50,6 @@ class Speeds:
         kinds = {} if found is None else found.kinds
         return {kind: round(n / seconds, 1) for kind, (n, seconds) in kinds.items() if seconds > 0}
 
-    def plain(self) -> float:
-        """Tokens per second of plain decoding with the loaded model; 0: not known."""
-        path = self._backend.status().facts.path
-        return self.of(Path(path)).get("plain", 0.0) if path else 0.0
-
     def take(self, done: Done) -> None:
         """Learn from the end of a reply that ran alone."""
         status = self._backend.status()
