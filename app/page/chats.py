@@ -15,7 +15,7 @@ from app.api.errors import ApiError
 from app.page.feed import Feed
 from app.page.jobs import Job, Jobs
 from app.page.prompt import Prompt, prompt_of
-from app.page.races import Races
+from app.page.race import Races
 from app.page.reply import Reply
 from app.page.settings import InvalidSetting, Settings, read_settings
 from app.page.speeds import Speeds

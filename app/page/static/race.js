@@ -120,7 +120,7 @@ function playRace() {
       one.lane.classList.toggle("over", one.n === tokens.length);
     }
     if (now >= longest && !verdict.firstChild) {
-      verdict.append(h("b", {}, result.sentence), `. ${result.same ? "Same text ✓" : result.parting}`);
+      verdict.append(h("b", {}, result.sentence), `. ${result.texts}`);
     }
     if (now < longest) race.frame = requestAnimationFrame(draw);
   };
