@@ -345,7 +345,7 @@ class Chats:
             prompt.messages,
             settings.method,
             settings.sampling,
-            settings.max_tokens,
+            settings.max_tokens or None,
             settings.thinking,
             settings.leave_out,
             left_out,
