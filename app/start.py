@@ -301,6 +301,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         try:
             chats = Chats(backend, flags.chats, url)
         except InUse as error:
+            listening.close()
             say(f"{error} To start another server, name another file with --chats")
             if not flags.no_browser:
                 webbrowser.open(error.address)

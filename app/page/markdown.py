@@ -120,7 +120,8 @@ class Growing:
         self._settled = ""  # the source of the blocks and lines that can no longer change
         self._n_settled = 0  # the number of these blocks
         self._lines = _Lines()
-        self._references: dict[str, Any] = {}
+        self._references: dict[str, Any] = {}  # the targets of links that the settled source has
+        self._seen: dict[str, Any] = {}  # those that the blocks were rendered with
 
     def update(self, text: str, marks: Marks, at: int = 0) -> int | None:
         """Render the text, which may have grown. Returns the number of the first block that
@@ -140,9 +141,10 @@ class Growing:
         }
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
-        if self._settled and env["references"] != self._references:
-            self._begin_anew()  # earlier links may now have a target
+        if self._settled and env["references"] != self._seen:
+            self._begin_anew()  # earlier links may now have a target, or none any more
             return self.update(text, marks, at)
+        self._seen = env["references"]
         n_settled, limit = self._n_settled, min(guessed - 1, marks.last_start - at - begin)
         cut, end = self._cut(tokens, tail, limit)
         blocks = [*self.blocks[:n_settled], *_blocks(tokens, env)]
@@ -153,7 +155,8 @@ class Growing:
             end, self._lines = _settled_lines(tokens[0], tail, self._lines, limit, env)
         if end:
             self._settled = text[: begin + end]
-            self._references = env["references"]
+            if self._seen != self._references:
+                _markdown.parse(tail[:end], {"references": self._references})
         return self._take(blocks, n_settled)
 
     def finish(self, text: str, marks: Marks, at: int = 0) -> int | None:

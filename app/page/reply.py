@@ -113,6 +113,7 @@ class Reply:
             self.notice = waiting_notice(event)
         elif isinstance(event, LeftOut):
             self.left_out = event
+            self.n_ctx = event.n_ctx or self.n_ctx
         elif isinstance(event, Prefill):
             self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
         elif isinstance(event, Opening):
@@ -122,7 +123,7 @@ class Reply:
             self.notice, self.done = "", replace(event, prompt="")
             if event.model is not None:
                 self.model = Path(event.model.spec.model).name
-                self.n_ctx = event.model.n_ctx
+                self.n_ctx = self.left_out.n_ctx or event.model.n_ctx
             self._thinks_since = None
         elif isinstance(event, Failed):
             self.notice, self.error = "", event.message
@@ -146,7 +147,7 @@ class Reply:
         kept: dict[str, Any] = {
             "method": self.method,
             "model": self.model,
-            "n_ctx": self.left_out.n_ctx or self.n_ctx,
+            "n_ctx": self.n_ctx,
             "runs": [list(run) for run in self.runs],
             "opening": self.opening,
             "thinking": self.thinking,

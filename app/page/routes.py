@@ -21,14 +21,14 @@ from app.api.json_text import dumps
 from app.api.replies import while_connected
 from app.page import steps
 from app.page.apart import Apart, Unreadable
-from app.page.chats import MOST_TURNS, Ask, Chats, settings_of
+from app.page.chats import LEAF, MOST_TURNS, Ask, Chats, settings_of
 from app.page.feed import encoded
 from app.page.imported import chats_of
 from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.threads import in_thread
-from app.store import Hit
+from app.page.threads import as_api_errors, in_store, while_shown
+from app.store import Hit, Turn
 from app.worker.messages import LoadedModel, ModelFacts, Status
 from speculation.registry import RegistryError, read_registry
 
@@ -76,7 +76,7 @@ class Edit(Reply):
 class Message(Reply):
     text: str = ""
     files: list[GivenFile] = Field(default_factory=list)
-    parent: TurnId | None = None
+    parent: TurnId | None = LEAF
 
 
 class Race(Reply):
@@ -171,7 +171,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def state(http: Request) -> Response:
         response = Response(media_type="application/json")
         owner, shown, seq = owners.greet(http, response), status(), feed.seq
-        presets = await in_thread(lambda: store.presets(owner))
+        presets = await in_store(store, lambda: store.presets(owner))
         found = {
             "owner": owner,
             "status": status_json(shown),
@@ -199,12 +199,12 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         before: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
-        found = await in_thread(lambda: store.chats(owner, before=before, limit=limit))
+        found = await in_store(store, lambda: store.chats(owner, before=before, limit=limit))
         return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits = await in_thread(lambda: store.search(owner, q))
+        hits = await in_store(store, lambda: store.search(owner, q))
         return as_json({"hits": [hit_json(chats, hit) for hit in hits]})
 
     @router.post("/chats")
@@ -248,10 +248,10 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         owner: Owner, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
     ) -> Response:
         kept = chats.store_of(chat)
-        title = (await in_thread(lambda: kept.chat(chat, owner))).title
+        title = (await in_store(kept, lambda: kept.chat(chat, owner))).title
         name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
         if kind == "md":
-            text = await in_thread(lambda: kept.as_markdown(chat, owner))
+            text = await in_store(kept, lambda: kept.as_markdown(chat, owner))
             return _download(iter([text]), f"{name}.md", "text/markdown")
         return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
 
@@ -264,12 +264,8 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.post("/chats/{chat}/messages")
     async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
         files = await while_connected(http, _files(body.files, (), apart))
-        parent = body.parent
-        if "parent" not in body.model_fields_set:
-            kept = chats.store_of(chat)
-            parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
         ask = Ask(owner, body.settings)
-        return as_json(await chats.message(ask, chat, _said(body.text), files, parent))
+        return as_json(await chats.message(ask, chat, _said(body.text), files, body.parent))
 
     @router.post("/turns/{turn}/retry")
     async def retry(owner: Owner, turn: TurnId, body: Reply) -> Response:
@@ -317,16 +313,13 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
 
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
-        def read() -> bytes | None:
-            kept = chats.store_of_turn(turn).steps(turn, owner)
-            with suppress(ValueError):
-                return None if kept is None else steps.shown(kept)
-            return None  # an earlier version's import kept anything
-
-        shown = await in_thread(read)
-        if shown is None:
-            raise ApiError("the steps of this reply are not kept", 404)
-        return Response(shown, media_type="application/json")
+        store = chats.store_of_turn(turn)
+        kept = await in_store(store, lambda: store.steps(turn, owner))
+        with suppress(ValueError):  # an earlier version's import kept anything
+            if kept is not None:
+                shown = await while_shown(lambda: steps.shown(kept))
+                return Response(shown, media_type="application/json")
+        raise ApiError("the steps of this reply are not kept", 404)
 
     # Races
 
@@ -337,8 +330,9 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
 
     @router.post("/race")
     async def race_text(owner: Owner, body: RaceOnText) -> Response:
+        said = Turn(0, "", None, "user", body.prompt)
         ask = Ask(owner, body.settings)
-        return as_json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
+        return as_json({"race": chats.race(ask, [said], body.methods, body.rounds)})
 
     @router.delete("/races/{race}")
     async def stop_race(owner: Owner, race: str) -> Response:
@@ -351,12 +345,14 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def save_preset(owner: Owner, body: NewPreset) -> Response:
         settings_of(body.settings, backend)
         return as_json(
-            asdict(await in_thread(lambda: store.save_preset(owner, body.name, body.settings)))
+            asdict(
+                await in_store(store, lambda: store.save_preset(owner, body.name, body.settings))
+            )
         )
 
     @router.delete("/presets")
     async def delete_preset(owner: Owner, body: OldPreset) -> Response:
-        await in_thread(lambda: store.delete_preset(owner, body.id))
+        await in_store(store, lambda: store.delete_preset(owner, body.id))
         return as_json({})
 
     return router
@@ -370,7 +366,8 @@ def _imports(chats: Chats, apart: Apart) -> APIRouter:
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
             read = await while_connected(http, apart.read(chats_of, await http.body()))
-            found = await in_thread(lambda: chats.add(owner, read))
+            with as_api_errors():
+                found = await asyncio.to_thread(chats.add, owner, read)
         except Unreadable as error:
             raise ApiError(f"Cannot import this file: {error}.") from error
         told = [chats.tell(chat) for chat in found.chats]

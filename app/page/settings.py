@@ -62,7 +62,7 @@ def read_settings(values: Mapping[str, Any], methods: Collection[MethodInfo]) ->
     try:
         found = _SETTINGS.validate_python(_given(values))
     except ValidationError as error:
-        _refuse("", error)
+        _refuse(error)
     return replace(found, method=_method(found, methods), sampling=_sampling(found.sampling))
 
 
@@ -75,10 +75,13 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse(where: str, error: ValidationError) -> NoReturn:
+def _refuse(error: ValidationError, name: str = "") -> NoReturn:
     first = error.errors(include_url=False)[0]
-    name = where + ".".join(map(str, first["loc"]))
-    raise InvalidSetting(name, f"is {first['input']!r:.40}: {first['msg']}") from error
+    if first["type"] == "value_error":  # of SamplingParams
+        message = str(first["ctx"]["error"])
+    else:
+        message = f"is {first['input']!r:.40}: {first['msg']}"
+    raise InvalidSetting(name or str(first["loc"][0]), message) from error
 
 
 def _method(found: Settings, methods: Collection[MethodInfo]) -> str:
@@ -113,15 +116,15 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("seed", RANDOM) == RANDOM:
         # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
         given["seed"] = random.randrange(2**32 - 1) if given.get("temperature") else 0
-    found = {name: getattr(_checked({name: value}, name), name) for name, value in given.items()}
-    _checked(found)  # some exclude each other
+    found = {}
+    for name, value in given.items():
+        found[name] = getattr(_checked({name: value}, f"sampling.{name}"), name)
+    _checked(found, "sampling")  # some exclude each other
     return found
 
 
-def _checked(sampling: Mapping[str, Any], name: str = "") -> SamplingParams:
+def _checked(sampling: Mapping[str, Any], name: str) -> SamplingParams:
     try:
         return _SAMPLING.validate_python(sampling)
     except ValidationError as error:
-        _refuse("sampling.", error)
-    except SpeculationError as error:
-        raise InvalidSetting(f"sampling.{name}".strip("."), str(error)) from error
+        _refuse(error, name)

@@ -15,7 +15,6 @@ from app.store import Chat, Turn
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
 PARTS = ("reasoning", "answer")
-Mark = tuple[int | None, int]  # the turn that a prompt begins with, and the context's size
 
 
 class Shown:
@@ -59,18 +58,15 @@ def _spans(reply: Reply) -> list[tuple[str, int, int]]:
 def turn_json(
     turn: Turn,
     siblings: Sequence[int],
-    mark: Mark = (None, 0),
     live: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A turn. ``mark`` tells what the last prompt began with; ``live`` has what is shown of a reply
-    that is being generated."""
+    """A turn. ``live`` has what is shown of a reply that is being generated."""
     found: dict[str, Any] = {
         "id": turn.id,
         "parent": turn.parent,
         "role": turn.role,
         "siblings": list(siblings),
         "state": turn.state,
-        "left_out_here": mark[1] if turn.id == mark[0] else 0,
     }
     if turn.role == "user":
         files = [{"name": file["name"], "size": size_of(file["text"])} for file in turn.files]
@@ -105,6 +101,8 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
         "cells": reply.cells,
         "n_context": reply.n_context,
         "n_left_out": reply.left_out.n_turns,
+        "reads_from": reply.reads_from,
+        "n_ctx": reply.n_ctx,
         "method": reply.method,
         "model": reply.model,
         "seconds_thinking": round(reply.seconds_thinking, 1),

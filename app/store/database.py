@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from threading import get_ident
 from typing import TypeVar
 
 from filelock import FileLock, Timeout
@@ -27,7 +28,7 @@ _REASONS = {
 
 
 class Database:
-    """Runs functions in transactions. Callers from any thread wait for their result.
+    """Runs functions in its thread, each in a transaction.
 
     ``schema`` has the statements that lead from each version to the next; the file's
     ``user_version`` says how many of them it has had.
@@ -46,31 +47,36 @@ class Database:
         self._schema = schema
         self._thread = ThreadPoolExecutor(1, "chats")
         try:
-            self._connection = self._call(self._open)
+            self._ident = self._thread.submit(get_ident).result()
+            self._connection = self._thread.submit(self._told, self._open).result()
         except BaseException:
             self._thread.shutdown()
             self._lock.release()
             raise
 
-    def read(self, work: Work[T]) -> T:
-        return self._call(lambda: _within(self._connection, "DEFERRED", work))
+    def run(self, work: Work[T]) -> T:
+        """All that ``work`` writes is kept, or nothing of it if it raises. Within another one, it
+        is a part of that."""
+        return work(self._connection) if get_ident() == self._ident else self.submit(work).result()
 
-    def write(self, work: Work[T]) -> T:
-        """All that ``work`` writes is kept, or nothing of it if it raises."""
-        return self._call(lambda: _within(self._connection, "IMMEDIATE", work))
+    def submit(self, work: Work[T]) -> Future[T]:
+        """The same, for who does not wait here."""
+        return self._thread.submit(self._told, lambda: _within(self._connection, work))
 
     def forget(self) -> None:
         """Leave no byte of what was deleted in the log, unless another program reads it now."""
-        self._call(lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+        query = "PRAGMA wal_checkpoint(TRUNCATE)"
+        self._thread.submit(lambda: self._connection.execute(query).fetchall()).result()
 
     def close(self) -> None:
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
         self._lock.release()
 
-    def _call(self, work: Callable[[], T]) -> T:
+    def _told(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns. Raises StoreError for SQLite's errors."""
         try:
-            return self._thread.submit(work).result()
+            return work()
         except (sqlite3.Error, OSError) as error:
             reason = _REASONS.get(str(error), str(error))
             raise StoreError(f"Chats cannot be kept in {self.path}: {reason}.") from error
@@ -135,7 +141,7 @@ class Database:
             connection.execute(f"PRAGMA user_version = {newest}")
 
         if version < newest:
-            _within(connection, "IMMEDIATE", migrate)
+            _within(connection, migrate)
 
     def _move_aside(self) -> None:
         """Rename the damaged file and its log, which belongs to it."""
@@ -157,8 +163,8 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _within(connection: sqlite3.Connection, kind: str, work: Work[T]) -> T:
-    connection.execute(f"BEGIN {kind}")
+def _within(connection: sqlite3.Connection, work: Work[T]) -> T:
+    connection.execute("BEGIN IMMEDIATE")
     try:
         result = work(connection)
         connection.execute("COMMIT")

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -52,23 +53,14 @@ def default_file() -> Path:
     return platformdirs.user_data_path("speculation", appauthor=False) / "chats.db"
 
 
-# Both run the method in the database's thread, in one transaction.
-def _reads(
+def _runs(
     method: Callable[Concatenate[Store, Connection, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
+    """Run the method in the database's thread, in one transaction."""
+
     @functools.wraps(method)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.read(lambda db: method(self, db, *args, **kwargs))
-
-    return call
-
-
-def _writes(
-    method: Callable[Concatenate[Store, Connection, P], T],
-) -> Callable[Concatenate[Store, P], T]:
-    @functools.wraps(method)
-    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.write(lambda db: method(self, db, *args, **kwargs))
+        return self.database.run(lambda db: method(self, db, *args, **kwargs))
 
     return call
 
@@ -102,6 +94,11 @@ class Store:
         self._closing = threading.Event()
         threading.Thread(target=self._keep_purging, daemon=True).start()
 
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """What ``work`` returns: calls of this store, in one transaction, for who does not wait
+        here."""
+        return self.database.submit(lambda _: work())
+
     def close(self) -> None:
         self._closing.set()
         self.database.close()
@@ -116,7 +113,7 @@ class Store:
         if self._purge():
             self.database.forget()
 
-    @_writes
+    @_runs
     def _purge(self, db: Connection) -> int:
         """Returns the number of chats and turns that went."""
         n, before = 0, (self._clock() - KEEP_DELETED,)
@@ -126,7 +123,7 @@ class Store:
             db.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
         return n
 
-    @_writes
+    @_runs
     def _begin(self, db: Connection) -> None:
         """Mark the replies that a server left running."""
         damaged = self.database.damaged
@@ -144,7 +141,7 @@ class Store:
 
     # Chats
 
-    @_reads
+    @_runs
     def chats(
         self,
         db: Connection,
@@ -161,11 +158,11 @@ class Store:
         asked = {"owner": owner, "before": before, "limit": limit}
         return [chat_of(row) for row in db.execute(query, asked)]
 
-    @_reads
+    @_runs
     def chat(self, db: Connection, chat: str, owner: str) -> Chat:
         return get_chat(db, chat, owner)
 
-    @_writes
+    @_runs
     def new_chat(
         self, db: Connection, owner: str, settings: Mapping[str, Any], title: str = ""
     ) -> Chat:
@@ -174,7 +171,7 @@ class Store:
         insert_chat(db, chat)
         return get_chat(db, chat.id, owner)
 
-    @_writes
+    @_runs
     def change_chat(
         self,
         db: Connection,
@@ -197,19 +194,19 @@ class Store:
             set_fields(db, "chats", chat, settings=settings)
         return get_chat(db, chat, owner)
 
-    @_writes
+    @_runs
     def delete_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner)
         set_fields(db, "chats", chat, deleted_at=self._clock())
         return get_chat(db, chat, owner, deleted=True)
 
-    @_writes
+    @_runs
     def restore_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner, deleted=True)
         set_fields(db, "chats", chat, deleted_at=None)
         return get_chat(db, chat, owner)
 
-    @_writes
+    @_runs
     def duplicate(self, db: Connection, chat: str, owner: str, turn: int) -> Chat:
         """A new chat with the turns up to ``turn``."""
         get_turn(db, turn, owner, chat=chat)
@@ -224,7 +221,7 @@ class Store:
 
     # Turns
 
-    @_reads
+    @_runs
     def path(
         self,
         db: Connection,
@@ -244,11 +241,11 @@ class Store:
             last = get_turn(db, before, owner, chat=chat).parent
         return path_to(db, last, limit)
 
-    @_reads
+    @_runs
     def turn(self, db: Connection, turn: int, owner: str) -> Turn:
         return get_turn(db, turn, owner)
 
-    @_writes
+    @_runs
     def add_turn(
         self,
         db: Connection,
@@ -272,7 +269,7 @@ class Store:
             set_fields(db, "chats", chat, title=title_of([added]))
         return added
 
-    @_writes
+    @_runs
     def save_reply(
         self, db: Connection, turn: int, text: str, reply: Mapping[str, Any], state: State
     ) -> None:
@@ -280,14 +277,14 @@ class Store:
         _check_turn(db, turn)
         set_fields(db, "turns", turn, text=text, reply=reply, state=state)
 
-    @_writes
+    @_runs
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
         """Show the branch with the latest turn below this one."""
         found = get_turn(db, turn, owner)
         set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
-    @_writes
+    @_runs
     def delete_turn(self, db: Connection, turn: int, owner: str) -> Chat:
         """Delete a turn and what follows it. If the branch that is shown had it, the latest
         sibling's is shown instead, else the one that ends with the parent."""
@@ -305,7 +302,7 @@ class Store:
             set_fields(db, "chats", found.chat, leaf=leaf)
         return get_chat(db, found.chat, owner)
 
-    @_writes
+    @_runs
     def restore_turn(self, db: Connection, turn: int, owner: str) -> Chat:
         """Undo ``delete_turn``, and show the branch again."""
         found = get_turn(db, turn, owner, deleted=True)
@@ -318,19 +315,19 @@ class Store:
         set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
-    @_reads
+    @_runs
     def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
         """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
         return search.find(db, owner, text, limit)
 
     # Presets
 
-    @_reads
+    @_runs
     def presets(self, db: Connection, owner: str) -> list[Preset]:
         rows = db.execute("SELECT * FROM presets WHERE owner = ? ORDER BY name", (owner,))
         return [Preset(row["id"], row["name"], json.loads(row["settings"])) for row in rows]
 
-    @_writes
+    @_runs
     def save_preset(
         self, db: Connection, owner: str, name: str, settings: Mapping[str, Any]
     ) -> Preset:
@@ -344,7 +341,7 @@ class Store:
         query = "SELECT id FROM presets WHERE owner = ? AND name = ?"
         return Preset(db.execute(query, (owner, name)).fetchone()[0], name, dict(settings))
 
-    @_writes
+    @_runs
     def delete_preset(self, db: Connection, owner: str, preset: int) -> None:
         done = db.execute("DELETE FROM presets WHERE owner = ? AND id = ?", (owner, preset))
         if not done.rowcount:
@@ -352,7 +349,7 @@ class Store:
 
     # Steps
 
-    @_writes
+    @_runs
     def save_steps(self, db: Connection, turn: int, blob: bytes) -> None:
         """Keep a reply's steps, and drop the oldest replies' if all exceed the limit."""
         _check_turn(db, turn)
@@ -367,7 +364,7 @@ class Store:
             (self._most_step_bytes,),
         )
 
-    @_reads
+    @_runs
     def steps(self, db: Connection, turn: int, owner: str) -> bytes | None:
         """A reply's steps; None if it has none, or if they were dropped."""
         get_turn(db, turn, owner)
@@ -381,12 +378,12 @@ class Store:
         chats = self._ids(owner) if chat is None else [self.chat(chat, owner).id]
         return (self._export(one, owner) for one in chats)
 
-    @_reads
+    @_runs
     def _ids(self, db: Connection, owner: str) -> list[str]:
         query = "SELECT id FROM chats WHERE owner = ? AND deleted_at IS NULL ORDER BY number"
         return [row["id"] for row in db.execute(query, (owner,))]
 
-    @_reads
+    @_runs
     def _export(self, db: Connection, chat: str, owner: str) -> dict[str, Any]:
         found = get_chat(db, chat, owner, deleted=True)  # deleted since the first was exported
         return exports.as_dict(found, live_turns(db, chat), steps_of(db, chat))
@@ -395,7 +392,7 @@ class Store:
         """The same as a JSON file, in parts."""
         return exports.as_json(self.export(owner, chat))
 
-    @_reads
+    @_runs
     def as_markdown(self, db: Connection, chat: str, owner: str) -> str:
         """The branch of a chat that is shown, as a Markdown document."""
         found = get_chat(db, chat, owner)
@@ -420,7 +417,7 @@ class Store:
         chats = tuple(chat for chat in added if chat is not None)
         return Imported(chats, len(added) - len(chats), tuple(refused))
 
-    @_writes
+    @_runs
     def _add(self, db: Connection, owner: str, found: imports.Found) -> Chat | None:
         """Add a chat; None if it is there already, or was deleted and is now restored."""
         rows = db.execute(

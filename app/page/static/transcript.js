@@ -96,12 +96,22 @@ function showTurns() {
   const articles = turns.map((turn) => before.get(turn) ?? articleOf(turn));
   const earlier = button("Earlier turns", tried(readEarlier), { class: "earlier" });
   box.replaceChildren(...(hasEarlier ? [earlier] : []), ...articles);
+  showLeftOut();
   setCurrent(articles.at(-1));
   showChats();
   setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
   $("#start").hidden = turns.length > 0;
   showGauge();
   showComposer();
+}
+
+// Marks the turn that the last prompt began with, if it left some out.
+function showLeftOut() {
+  const { reads_from, n_ctx } = turns.findLast(({ role }) => role !== "user") ?? {};
+  for (const article of $$("#turns .turn")) {
+    const begins = article.turn.id === reads_from;
+    setText($(".left-out", article), begins ? `${LEFT_OUT} ${n_ctx} tokens is full` : "");
+  }
 }
 
 function articleOf(turn) {
@@ -124,8 +134,6 @@ function fillTurn(article) {
   const isThinking = isRunning && !turn.blocks.length;
   article.classList.toggle("live", isRunning);
   article.ariaBusy = String(isRunning);
-  const n_ctx = turn.left_out_here;
-  setText($(".left-out", article), n_ctx ? `${LEFT_OUT} ${n_ctx} tokens is full` : "");
   setText($("h2", article), isReply ? "Reply" : "You");
   setText($(".said", article), isReply ? "" : text);
   setText($("summary", article), isThinking ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts");
@@ -326,6 +334,7 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
   if (set) {
     Object.assign(turn, set);
     fillTurn(article);
+    showLeftOut();
     if ("state" in set) setCurrent(article);
     if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
     showGauge();

@@ -38,7 +38,7 @@ def test_a_damaged_file_is_moved_aside_with_the_command_that_recovers_it(tmp_pat
     file.write_bytes(b"not a database" * 1000)
     store = Store(file)
     (moved,) = tmp_path.glob("chats-damaged-*.db")
-    recovered = str(moved).replace("damaged", "recovered")
+    recovered = moved.with_name(moved.name.replace("damaged", "recovered"))
     assert store.notice == (
         f"The file of your chats was damaged. It is now {moved}. To recover what can be read, run "
         f'sqlite3 "{moved}" .recover | sqlite3 "{recovered}" and start with --chats "{recovered}".'
@@ -89,7 +89,7 @@ def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_i
     assert texts(store, chat) == ["hello"]
     store.close()
     database = Database(file, (*SCHEMA, step))
-    rows = database.read(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
+    rows = database.run(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
     assert [tuple(row) for row in rows] == [("hello", None)]
     database.close()
     copy = tmp_path / "chats-v3.db"
@@ -137,7 +137,7 @@ def test_a_full_disk_refuses_a_message_and_loses_nothing(tmp_path: Path) -> None
     chat, (_, reply) = talk(store, "hello", "reply")
 
     def set_pages(n: int) -> None:
-        store.database.read(lambda db: db.execute(f"PRAGMA max_page_count = {n}").fetchone())
+        store.database.run(lambda db: db.execute(f"PRAGMA max_page_count = {n}").fetchone())
 
     set_pages(1)  # no page more than there are
     for _ in range(2):
