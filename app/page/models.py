@@ -22,7 +22,6 @@ from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.service import memory_of
 from app.page.chats import Chats
-from app.page.downloads import PAUSED, RUNNING, Download, Downloads
 from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
@@ -95,19 +94,8 @@ class ModelList:
 
     def __init__(self, chats: Chats, spec: ModelSpec) -> None:
         """``spec`` is how the server was started; loads keep what they do not say."""
-        self._backend, self._feed, self._speeds = chats.backend, chats.feed, chats.speeds
+        self._backend, self._speeds = chats.backend, chats.speeds
         self._spec = spec
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.downloads = Downloads(lambda one: self._tell(download=asdict(one)))
-
-    def _tell(self, **data: Any) -> None:
-        """Publish an event, from any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._feed.publish, None, "models", data)
-
-    async def follow(self) -> None:
-        """Let events go to the running event loop's feed."""
-        self._loop = asyncio.get_running_loop()
 
     # Reading
 
@@ -180,10 +168,8 @@ class ModelList:
             shape = shape if path is None else describe(path)
         except (SpeculationError, OSError) as error:
             trouble = str(error)
-        source, download = entry.source, self.downloads.known().get(entry.name)
+        source = entry.source
         part = view.left.get(source.parts[0]) if isinstance(source, HubFile) else None
-        if part is not None and download is None:
-            download = Download(entry.name, PAUSED, part.done, part.total)
         model = self._backend.status().model
         is_loaded = model is not None and model.spec.model == entry.name
         if part is not None and path is None and part.wanted.parts == [source]:
@@ -205,7 +191,7 @@ class ModelList:
             "fit": asdict(fit(shape, view.wanted, view.memory, smaller)) if shape.n_bytes else None,
             "beside": _beside(entry, own),
             "speeds": self._speeds.of(path) if path is not None else {},
-            "download": asdict(download) if download is not None else None,
+            "part": {"done": part.done, "total": part.total} if part is not None else None,
             "can_download": isinstance(source, HubFile) and not is_here,
             "can_delete": not is_loaded and bool(part or files_in_cache(entry)),
         }
@@ -232,7 +218,8 @@ class ModelList:
         return all(name in known and is_local(known[name]) for name in names - {"", PAIRED})
 
     def load(self, asked: Load) -> None:
-        """Begin to load; the load goes on whether or not a page shows it."""
+        """Begin to load, with a download if that is needed. It goes on whether or not a page shows
+        it, and the loaded model with it until the new one's files are here."""
         model = _typed(asked.model)
         wanted = replace(
             self._spec,
@@ -251,12 +238,6 @@ class ModelList:
         """Stop the load that a page began, if any."""
         self._backend.stop(LOAD)
 
-    def download(self, name: str) -> None:
-        entry = self.entry(name)
-        if not isinstance(entry.source, HubFile):
-            raise ApiError(_hint(entry) or f"{name} is not on the hub", 409, param="name")
-        self.downloads.start(name)
-
     def delete(self, name: str) -> int:
         """Delete a model's file; returns the bytes that this frees."""
         entry, status = self.entry(name), self._backend.status()
@@ -268,15 +249,12 @@ class ModelList:
         files = {file.resolve() for file in files_in_cache(entry)}
         if files & {path.resolve() for path in used if path is not None}:
             raise ApiError(f"{name} is loaded; load another model first", 409, param="name")
-        download = self.downloads.known().get(name)
-        if download is not None and download.state == RUNNING:
-            raise ApiError(f"{name} is being downloaded; pause that first", 409)
+        if status.loading is not None and status.loading.model == name:
+            raise ApiError(f"{name} is being loaded; cancel that first", 409)
         try:
             freed = delete(entry)
         except (SpeculationError, OSError) as error:
             raise ApiError(str(error), 409, param="name") from error
-        self.downloads.forget(name)
-        self._tell(changed=True)
         return freed
 
 
@@ -287,15 +265,14 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         prefix="/page/models",
         route_class=Limited,
         tags=["page"],
-        dependencies=[Depends(owner_of), Depends(models.follow)],
+        dependencies=[Depends(owner_of)],
     )
-    trusted = [Depends(require_trusted)]
 
     @router.get("")
     async def list_models(wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.as_json, wanted))
 
-    @router.get("/hub", dependencies=trusted)
+    @router.get("/hub", dependencies=[Depends(require_trusted)])
     async def list_hub(repo: str, wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.hub, repo, wanted))
 
@@ -311,16 +288,6 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         models.cancel()
         return as_json({})
 
-    @router.post("/download", dependencies=trusted)
-    async def download(body: Named) -> Response:
-        await asyncio.to_thread(models.download, body.name)
-        return as_json({})
-
-    @router.post("/pause")
-    async def pause(body: Named) -> Response:
-        models.downloads.pause(body.name)
-        return as_json({})
-
     @router.delete("/files")
     async def delete_files(owner: Owner, body: Named) -> Response:
         if owner:
@@ -329,7 +296,9 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
                 "`hf cache` does that.",
                 403,
             )
-        return as_json({"freed": await asyncio.to_thread(models.delete, body.name)})
+        freed = await asyncio.to_thread(models.delete, body.name)
+        chats.feed.publish(None, "models", {"changed": True})
+        return as_json({"freed": freed})
 
     app.include_router(router)
 

@@ -71,7 +71,7 @@ async function readModels() {
 }
 
 async function readHub(repo) {
-  $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
+  if (!hubList) $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
   try {
     hubList = await api("GET", `/models/hub?repo=${encodeURIComponent(repo)}&${loadQuery()}`);
   } catch (error) {
@@ -86,24 +86,11 @@ let refreshing = 0;
 function refreshModels() {
   if (!modelsBox()) return;
   clearTimeout(refreshing);
-  refreshing = setTimeout(tried(readModels, modelError), 200);
-  showModels();
+  const read = () => Promise.all([readModels(), hubList && readHub(hubList.repo)]);
+  refreshing = setTimeout(tried(read, modelError), 200);
 }
 
-const isUnderWay = (download) => ["running", "waiting"].includes(download?.state);
-
-listeners.models = ({ download }) => {
-  if (!modelsBox() || !modelList) return;
-  if (isUnderWay(download)) {
-    for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
-      if (one.name === download.name) one.download = download;
-    }
-    if (!document.activeElement.matches(".model select")) showModels(); // else its open list would close
-    return;
-  }
-  if (download && hubList) tried(() => readHub(hubList.repo), modelError)();
-  refreshModels();
-};
+listeners.models = refreshModels;
 
 function showModels() {
   if (!modelList || !modelsBox()) return;
@@ -112,8 +99,8 @@ function showModels() {
   setText($("#load-error"), server.status?.error ?? "");
   const groups = [
     ["On this machine", modelList.models.filter((one) => one.is_here)],
-    ["Downloads", modelList.models.filter((one) => !one.is_here && one.download)],
-    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.download)],
+    ["Downloaded in part", modelList.models.filter((one) => !one.is_here && one.part)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.part)],
   ];
   modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
   $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
@@ -141,11 +128,16 @@ function modelRow(model) {
     h("span", { class: "quiet" }, ...modelFacts(model)),
   );
   const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
-  const { download, trouble } = model;
+  const { part, trouble } = model;
   const loading = server.status?.loading;
+  const isLoading = loading?.model === model.name;
   if (trouble) row.append(h("p", { class: model.is_here ? "error" : "quiet" }, trouble));
-  if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
-  if (download) row.append(...downloadLines(download));
+  if (isLoading) row.append(h("p", { class: "quiet" }, progressOf(loading)));
+  else if (part) row.append(h("p", { class: "quiet" }, `Here: ${inSize(part.done)} of ${inSize(part.total)}`));
+  if (isLoading || part) {
+    const { done, total } = isLoading ? loading : part;
+    row.append(h("progress", { "aria-label": "Downloaded", ...(total && { max: total, value: done }) }));
+  }
   if (isOpen) row.append(modelDetails(model));
   return row;
 }
@@ -172,29 +164,15 @@ function modelButton({ name, title }, label, action, attributes) {
 }
 
 function modelActions(model) {
-  const { name, download } = model;
   const act = (...given) => modelButton(model, ...given);
   const loading = server.status?.loading;
-  if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
-  if (isUnderWay(download)) return [act("Pause", () => api("POST", "/models/pause", { name }))];
+  if (loading?.model === model.name) return [act("Cancel", () => api("DELETE", "/models/load"))];
   if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
   if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
-  const start = () => api("POST", "/models/download", { name });
-  if (!model.can_delete) return [act("Download", start)];
+  const start = () => loadModel(modelSpec(model)); // the loaded model goes on meanwhile
+  if (!model.can_delete) return [act("Download and load", start)];
   return [act("Resume", start), act("Delete…", () => confirmModelDelete(model))]; // a part is here
-}
-
-function downloadLines({ state, done, total, error }) {
-  const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
-  if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
-  const text =
-    state === "waiting" ? "Waits for another download"
-    : state === "paused" ? `Paused${much}`
-    : total && done === total ? "Checking the file"
-    : `Downloading${much}`;
-  const bar = h("progress", { "aria-label": "Downloading", ...(total && { max: total, value: done }) });
-  return [h("p", { class: "quiet" }, text), ...(state === "waiting" ? [] : [bar])];
 }
 
 // What a model is loaded with: its own choice, else what models.txt pairs if the loaded one has such.
@@ -292,8 +270,8 @@ const loadModel = tried(async (spec) => {
   refreshModels();
 }, modelError);
 
-function confirmModelDelete({ name, title, is_here, shape, download }) {
-  const takes = inSize(is_here || !download ? shape.n_bytes : download.done);
+function confirmModelDelete({ name, title, is_here, shape, part }) {
+  const takes = inSize(is_here ? shape.n_bytes : part.done);
   const question = is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?";
   const text = `${title} takes ${takes} on disk. Deleting it cannot be undone.`;
   askWhether(question, text, "Delete", "Keep", async () => {

