@@ -1,12 +1,18 @@
 // The list of chats at the left: search, names, pins, export and import.
 
+import {
+  $, $$, UP_DOWN, askFor, button, chooseFiles, h, iconButton, makeGroup, memory, notify, openMenu, roving,
+  setText, step, toClipboard, tried,
+} from "./dom.js";
+import { api, listeners } from "./api.js";
+import { switchTheme, toggle } from "./settings.js";
+import { chat, isIncognito, newChat, setChat } from "./transcript.js";
+
 let chats = []; // as GET page/chats lists them: pinned first, then the latest
-let chat = null; // the open one, as ChatJson; null: a new one
 let hasOlder = false; // chats than these
-let isIncognito = false; // whether the next new chat is kept nowhere
 
 const AT_ONCE = 100;
-const readChats = tried(async (before = []) => {
+export const readChats = tried(async (before = []) => {
   const query = new URLSearchParams({ limit: AT_ONCE });
   if (before.length) query.set("before", before.at(-1).id);
   const { chats: found } = await api("GET", `/chats?${query}`);
@@ -23,7 +29,7 @@ listeners.chat = (changed) => {
   chats.sort((a, b) => b.is_pinned - a.is_pinned || b.changed_at - a.changed_at);
   if (chat?.id === changed.id) {
     if (changed.deleted) newChat();
-    else chat = changed;
+    else setChat(changed);
   }
   const { [changed.id]: _, ...others } = memory.get("drafts") ?? {};
   if (changed.deleted) memory.set("drafts", others);
@@ -41,7 +47,7 @@ function groupOf({ is_pinned, changed_at }) {
   return at >= today - 6 * DAY ? "This week" : "Earlier";
 }
 
-function showChats() {
+export function showChats() {
   const list = $("#list");
   document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
   const focused = document.activeElement.closest("#list .row")?.querySelector("a").dataset.key;
@@ -93,14 +99,14 @@ async function rename(one) {
   if (title) changeChat(one, { title });
 }
 
-async function duplicate(id, turn) {
+export async function duplicate(id, turn) {
   const copy = await api("POST", `/chats/${id}/duplicate`, { turn });
   location.hash = `#chat=${copy.id}`;
 }
 
-const here = (hash) => location.href.split("#")[0] + hash;
+export const here = (hash) => location.href.split("#")[0] + hash;
 
-function copyLink(hash) {
+export function copyLink(hash) {
   toClipboard(here(hash));
   notify("Copied the link");
 }
@@ -145,11 +151,11 @@ const importFile = tried(async ([file]) => {
 // The left side's buttons and keys
 
 // On a phone the list covers the chat.
-function leaveList() {
+export function leaveList() {
   if (innerWidth <= 768) toggle($("#left"), false);
 }
 
-function startChats() {
+export function startChats() {
   $("#new").onclick = () => newChat();
   $("#close-chats").onclick = () => {
     leaveList();

@@ -1,5 +1,9 @@
 // The models: those on this machine, those that models.txt names, and any GGUF of the Hub.
 
+import { $, button, h, inSize, notify, openDialog, setText, tried } from "./dom.js";
+import { api, listeners } from "./api.js";
+import { NEEDS, changeSettings, progressOf, server, titleOf } from "./settings.js";
+
 let modelList = null; // as GET page/models says, while the dialog is open
 let hubList = null; // as GET page/models/hub says
 let openedModel = ""; // whose details are shown
@@ -10,7 +14,7 @@ const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
 const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
 const modelsBox = () => $("#models");
 
-async function openModels() {
+export async function openModels() {
   const spec = server.status?.model?.spec;
   if (spec) {
     loadWith = { n_ctx: spec.n_ctx, kv_type: spec.kv_type };
@@ -83,7 +87,7 @@ async function readHub(repo) {
 }
 
 let refreshing = 0;
-function refreshModels() {
+export function refreshModels() {
   if (!modelsBox()) return;
   clearTimeout(refreshing);
   const read = () => Promise.all([readModels(), hubList && readHub(hubList.repo)]);
@@ -92,7 +96,7 @@ function refreshModels() {
 
 listeners.models = refreshModels;
 
-function showModels() {
+export function showModels() {
   if (!modelList || !modelsBox()) return;
   const focused = document.activeElement?.dataset?.key;
   setText($("#computed-by"), modelList.computed_by);
@@ -287,7 +291,7 @@ function askWhether(question, text, yes, no, action) {
 }
 
 // A method needs something that is not loaded, and models.txt pairs it with the model.
-function offerMissing(method, { setting, offer }) {
+export function offerMissing(method, { setting, offer }) {
   const { spec, name } = server.status.model;
   const load = () => {
     changeSettings({ method, parameters: {} });

@@ -1,11 +1,15 @@
 // Race: two methods write the same text in turn, several times, then are played on one clock.
 
+import { $, $$, button, h, openDialog, setText, tried } from "./dom.js";
+import { api, listeners } from "./api.js";
+import { PLAIN, missingFor, nameOf, server, settings, titleOf } from "./settings.js";
+
 const MOST_TOKENS = 256; // of each run, so that a race takes seconds
 const MOST_GONE = 1000; // ms between two frames: longer ones come from a hidden page, which waits
 let race = null; // of the open dialog: { id: of the race that runs, early, result, … }
 
 // On a finished reply ({ turn }) or on a text ({ prompt }).
-function openRace({ turn = null, prompt = "", start = false }) {
+export function openRace({ turn = null, prompt = "", start = false }) {
   const usable = server.methods.filter(({ name }) => !missingFor(name));
   const choice = (label, value) => {
     const select = h("select", { "aria-label": label });

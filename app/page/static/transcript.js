@@ -1,6 +1,19 @@
 // The open chat: its turns, their actions, and replies as they grow.
 
-let turns = []; // the active path, as TurnJson
+import {
+  $, $$, LEFT_RIGHT, UP_DOWN, activeIn, button, fromHtml, h, memory, notify, openDialog, openMenu, roving,
+  setText, step, svg, toClipboard, tried,
+} from "./dom.js";
+import { api, listeners } from "./api.js";
+import { settings, showGauge, useSettings } from "./settings.js";
+import { copyLink, duplicate, here, leaveList, showChats } from "./chats.js";
+import { focusBox, isFleeting, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
+import { openReplay } from "./replay.js";
+import { openRace } from "./race.js";
+
+export let chat = null; // as ChatJson; null: a new one
+export let isIncognito = false; // whether the next new chat is kept nowhere
+export let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
 const LEFT_OUT = "The model no longer reads the turns above: its context of";
@@ -21,7 +34,19 @@ async function openChat(id, turn = null) {
   else scrollToEnd();
 }
 
-function newChat(incognito = isIncognito) {
+export const setChat = (now) => (chat = now);
+
+// Reads the open chat again, after events were missed.
+export async function readChat() {
+  const mine = nOpened;
+  const got = chat && (await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`));
+  if (!got || mine !== nOpened) return;
+  chat = got.chat;
+  const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
+  takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
+}
+
+export function newChat(incognito = isIncognito) {
   nOpened++;
   leaveList();
   keepDraft();
@@ -36,7 +61,7 @@ function newChat(incognito = isIncognito) {
 }
 
 // The address tells which chat is open, so that links and the browser's Back work.
-const followAddress = tried(async () => {
+export const followAddress = tried(async () => {
   const { chat: id, turn } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   leaveList();
   if (!id) return chat && newChat();
@@ -90,7 +115,7 @@ function takeBranch({ after, turns: added }) {
   showTurns();
 }
 
-function showTurns() {
+export function showTurns() {
   const box = $("#turns");
   const before = new Map($$(".turn", box).map((article) => [article.turn, article]));
   const articles = turns.map((turn) => before.get(turn) ?? articleOf(turn));
@@ -184,7 +209,7 @@ function takeBlocks(box, from, blocks = []) {
 }
 
 // [ms, tokens] of each step as an SVG: width = time, height = tokens.
-function cellsOf(cells) {
+export function cellsOf(cells) {
   const top = Math.max(4, ...cells.map(([, n]) => n));
   const paths = { plain: "", fast: "" };
   let at = 0;
@@ -256,7 +281,7 @@ async function deleteTurn(turn) {
 }
 
 // Shows a turn's form. A changed message is answered anew; a changed reply stands as it is.
-function editTurn({ id, role, text }) {
+export function editTurn({ id, role, text }) {
   const article = $(`#turn-${id}`);
   const form = $("form", article);
   const area = $("textarea", form);
@@ -371,7 +396,7 @@ function scrollToEnd() {
   box.scrollTop = box.scrollHeight;
 }
 
-function startTranscript() {
+export function startTranscript() {
   const box = $("#transcript");
   box.onscroll = showToEnd;
   new ResizeObserver(showToEnd).observe($("#turns"));
