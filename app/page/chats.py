@@ -284,15 +284,16 @@ class Chats:
             path = store.path(chat, owner, leaf=turn)
             said = [replace(path[-1][0], text=reply.text)] if reply.text else []
             prompt = prompt_of([one for one, _ in path[:-1]] + said, settings.system)
-            if before is not None:
-                was = Reply.from_json("", before.reply)
-                reply.left_out = prompt.left_out(was.reads_from, was.n_ctx)
-            reply.reads_from = prompt.first_read(reply.left_out)
+            was = Reply.from_json("", before.reply if before is not None else {})
+            left_out = prompt.left_out(was.reads_from, was.n_ctx)
+            reply.n_left_out = left_out.n_turns
+            reply.reads_from = prompt.first_read(left_out.n_turns)
             model = self.backend.status().model
             if model is not None:
-                reply.model, reply.n_ctx = Path(model.spec.model).name, model.n_ctx
+                reply.model = Path(model.spec.model).name
+                reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
-            request = replace(self._request(chat, prompt, settings, ask), left_out=reply.left_out)
+            request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)
             job = Job(owner, store, chat, turn, reply, prompt, request)
             return job, path[-n_new:], store.chat(chat, owner)
 

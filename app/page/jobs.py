@@ -63,7 +63,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self._begins_at = len(self.reply.text)
-        self._left_out = self.reply.left_out
+        self._n_left_out = self.reply.n_left_out
 
     def take(self, event: Event | Exception | None) -> None:
         """Update the reply; the event may be the last one."""
@@ -76,8 +76,8 @@ class Job:
             return
         self.reply.take(event)
         if isinstance(event, Failed) and len(self.reply.text) == self._begins_at:
-            self.reply.left_out = self._left_out  # no prompt was read
-        self.reply.reads_from = self.prompt.first_read(self.reply.left_out)
+            self.reply.n_left_out = self._n_left_out  # no prompt was read
+        self.reply.reads_from = self.prompt.first_read(self.reply.n_left_out)
         self.is_over = isinstance(event, LAST)
         self.has_unsaved |= isinstance(event, Tokens)
         self.changed.set()
@@ -235,7 +235,7 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        found = outcome.outcome(done, job.records, job.prompt.said, reply.left_out.n_turns)
+        found = outcome.outcome(done, job.records, job.prompt.said, reply.n_left_out)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

@@ -100,7 +100,7 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
         "figures": reply.figures,
         "cells": reply.cells,
         "n_context": reply.n_context,
-        "n_left_out": reply.left_out.n_turns,
+        "n_left_out": reply.n_left_out,
         "reads_from": reply.reads_from,
         "n_ctx": reply.n_ctx,
         "method": reply.method,

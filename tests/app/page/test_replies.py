@@ -337,7 +337,7 @@ def test_a_prompt_begins_with_a_greeting_or_a_message_and_counts_its_turns() -> 
         "two",
     ]
     assert prompt.starts == (1, 4, 7)
-    assert (prompt.first_read(LeftOut(2, 99)), prompt.left_out(4, 99)) == (7, LeftOut(1, 99))
-    assert (prompt.first_read(LeftOut()), prompt.left_out(3, 99)) == (None, LeftOut())
+    assert (prompt.first_read(2), prompt.left_out(4, 99)) == (7, LeftOut(1, 99))
+    assert (prompt.first_read(0), prompt.left_out(3, 99)) == (None, LeftOut())
     thinks = Turn(8, "c", 7, "assistant", "hm", reply={"opening": "<think>\n"})
     assert prompt_of([*turns, thinks]).messages[-1]["content"] == "<think>\nhm"
