@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -30,21 +30,20 @@ _REASONS = {
 class Database:
     """Runs functions in its thread, each in a transaction.
 
-    ``schema`` has the statements that lead from each version to the next; the file's
-    ``user_version`` says how many of them it has had.
+    ``schema`` has the statements that bring a file of any earlier version to ``version``.
 
     damaged: where a damaged file was moved at the opening; None if there was none.
 
     One server at a time has the file; it says at ``address`` where. Raises InUse.
     """
 
-    def __init__(self, path: Path | str, schema: Sequence[str], address: str = "") -> None:
+    def __init__(self, path: Path | str, schema: str, version: int, address: str = "") -> None:
         self.path = Path(path)
         self._address = address
         self._lock = FileLock(f"{path}.lock", mode=0o600, thread_local=False)
         self.damaged: Path | None = None
         self._in_memory = str(path) == MEMORY
-        self._schema = schema
+        self._schema, self._version = schema, version
         self._thread = ThreadPoolExecutor(1, "chats")
         try:
             self._ident = self._thread.submit(get_ident).result()
@@ -121,27 +120,27 @@ class Database:
         return connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        newest = len(self._schema)
-        version = _version(connection)
+        newest = self._version
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version == newest:
+            return
         if version > newest:
             raise StoreError(
                 f"A newer version of this program wrote {self.path} (schema {version}; this one "
                 f"reads up to {newest}). Update this program."
             )
-        if 0 < version < newest and not self._in_memory:
+        if version and not self._in_memory:
             copy = self.path.with_name(f"{self.path.stem}-v{version}.db")
             copy.unlink(missing_ok=True)
             _create(copy)
             connection.execute("VACUUM INTO ?", (str(copy),))
 
         def migrate(connection: sqlite3.Connection) -> None:
-            for step in self._schema[version:]:
-                for statement in step.strip().split("\n\n"):
-                    connection.execute(statement)
+            for statement in self._schema.split("\n\n"):
+                connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {newest}")
 
-        if version < newest:
-            _within(connection, migrate)
+        _within(connection, migrate)
 
     def _move_aside(self) -> None:
         """Rename the damaged file and its log, which belongs to it."""
@@ -157,10 +156,6 @@ class Database:
 def _create(path: Path) -> None:
     """Create the file if there is none, so that only its owner can read it."""
     os.close(os.open(path, os.O_CREAT, 0o600))
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _within(connection: sqlite3.Connection, work: Work[T]) -> T:

@@ -39,7 +39,7 @@ from app.store.rows import (
     steps_of,
     title_of,
 )
-from app.store.schema import SCHEMA
+from app.store.schema import SCHEMA, VERSION
 
 KEEP_DELETED = 24 * 3600.0  # seconds
 PURGE_SECONDS = 600.0  # between looks for what was deleted longer ago
@@ -84,7 +84,7 @@ class Store:
         first_turn: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.database = Database(path, SCHEMA, address)
+        self.database = Database(path, SCHEMA, VERSION, address)
         self.notice = ""
         self._most_step_bytes = most_step_bytes
         self._first_turn = first_turn
