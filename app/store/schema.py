@@ -66,6 +66,14 @@ _DROPPED = "\n\n".join(
         ("VIEW", f"split_{table}"),
     )
 )
+# A file that was recovered may have lost parts of rows.
+_MENDED = """
+UPDATE turns SET files = '[]' WHERE NOT json_valid(files)
+
+UPDATE turns SET reply = '{}' WHERE NOT json_valid(reply)
+
+UPDATE chats SET settings = '{}' WHERE NOT json_valid(settings)
+"""
 # What is searched. ``split`` is ``search.split``.
 _INDEX = """
 CREATE VIEW split_titles AS SELECT number, split(title) AS title FROM chats
@@ -115,4 +123,4 @@ INSERT INTO titles (titles) VALUES ('rebuild')
 INSERT INTO texts (texts) VALUES ('rebuild')
 """
 
-SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _INDEX))
+SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _MENDED, _INDEX))

@@ -131,8 +131,8 @@ class Store:
             recovered = damaged.with_name(damaged.name.replace("damaged", "recovered"))
             self.notice = (
                 f"The file of your chats was damaged. It is now {damaged}. To recover what can be "
-                f'read, run sqlite3 "{damaged}" .recover | sqlite3 "{recovered}" and start with '
-                f'--chats "{recovered}".'
+                f'read, run sqlite3 "{damaged}" .dump | sed "s/^ROLLBACK.*/COMMIT;/" | sqlite3 '
+                f'"{recovered}" and start with --chats "{recovered}".'
             )
         if self._first_turn > 1:
             last = self._first_turn - 1

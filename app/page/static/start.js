@@ -85,6 +85,10 @@ async function start() {
   isStarting = true;
   useTheme(memory.get("theme"));
   $(".gradio-container").prepend($(".skip")); // the first stop of Tab
+  $(".skip").onclick = (event) => {
+    event.preventDefault(); // the address is the chat's
+    $("#box").focus();
+  };
   startChats();
   startTranscript();
   startComposer();
