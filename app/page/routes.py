@@ -170,7 +170,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/state")
     async def state(http: Request) -> Response:
         response = Response(media_type="application/json")
-        owner, shown, seq = owners.greet(http, response), status(), feed.seq
+        owner, shown, seq = owners.ensure_cookie(http, response), status(), feed.seq
         presets = await in_store(store, lambda: store.presets(owner))
         found = {
             "owner": owner,

@@ -158,7 +158,7 @@ async function addFiles(files) {
     } catch (error) {
       // A folder gives only its name.
       const why =
-        error instanceof DOMException ? "cannot be read. Of a folder, add its files." : error.message;
+        error instanceof DOMException ? "cannot be read. If it is a folder, select its files instead." : error.message;
       refused.push(`${file.name} ${why}`);
     }
   }
