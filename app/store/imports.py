@@ -59,16 +59,15 @@ def origin(source: str, turns: Sequence[Turn]) -> str:
 
 
 def read(
-    data: object, now: float, checked: Callable[[Found], Found] = lambda found: found
+    text: str | bytes, now: float, checked: Callable[[Found], Found] = lambda found: found
 ) -> tuple[list[Found], list[str]]:
-    """The chats of a file, as JSON or already read, and why others are refused.
+    """The chats of a file and why others are refused.
 
     now      the time of chats that have none
     checked  what is kept of a chat; it raises ValueError for a damaged one
     Raises UnreadableExport if the file is none of the formats.
     """
-    if isinstance(data, (str, bytes)):
-        data = _loaded(data)
+    data = _loaded(text)
     if isinstance(data, dict) and data.get("format") == FORMAT:
         if data.get("version") != VERSION:
             raise UnreadableExport("another version of this program wrote it")

@@ -163,13 +163,11 @@ class Store:
         return get_chat(db, chat, owner)
 
     @_runs
-    def new_chat(
-        self, db: Connection, owner: str, settings: Mapping[str, Any], title: str = ""
-    ) -> Chat:
-        now, title = self._clock(), title.strip()
-        chat = Chat(new_id(), owner, title, bool(title), now, now, False, settings, None)
+    def new_chat(self, db: Connection, owner: str, settings: Mapping[str, Any]) -> Chat:
+        now = self._clock()
+        chat = Chat(new_id(), owner, "", False, now, now, False, settings, None)
         insert_chat(db, chat)
-        return get_chat(db, chat.id, owner)
+        return chat
 
     @_runs
     def change_chat(
@@ -398,16 +396,9 @@ class Store:
         found = get_chat(db, chat, owner)
         return exports.as_markdown(found, [turn for turn, _ in path_to(db, found.leaf)])
 
-    def import_(self, owner: str, data: object) -> Imported:
-        """Add the chats of an export: ours, ChatGPT's or Open WebUI's.
-
-        ``data`` is JSON, as text or already read. Raises UnreadableExport if it is no such export.
-        """
-        found, refused = imports.read(data, self._clock())
-        return self.add(owner, [*found, *refused])
-
     def add(self, owner: str, found: Iterable[imports.Found | str]) -> Imported:
-        """Add chats, each as a whole or not at all; texts say why others are refused."""
+        """Add chats of an export, each as a whole or not at all; texts say why others are
+        refused."""
         refused, added = [], []
         for one in found:
             if isinstance(one, str):

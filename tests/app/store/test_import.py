@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.store import Chat, Store, Turn, UnreadableExport
+from app.store import Chat, Imported, Store, Turn, UnreadableExport, imports
 from tests.app.store.test_store import talk
 
 
@@ -17,6 +17,13 @@ def store() -> Iterator[Store]:
     store = Store(":memory:")
     yield store
     store.close()
+
+
+def taken(store: Store, owner: str, data: object) -> Imported:
+    """Import JSON, as text or already read."""
+    text = data if isinstance(data, str | bytes) else json.dumps(data)
+    found, refused = imports.read(text, 5.0)
+    return store.add(owner, [*found, *refused])
 
 
 def shown(store: Store, chat: Chat) -> list[tuple[str, str]]:
@@ -43,9 +50,9 @@ def test_an_export_has_all_of_a_chat_and_imports_once(store: Store) -> None:
     assert [json.loads(text)["chats"][0]] == [json.loads(json.dumps(whole))]
     assert [turn["text"] for turn in whole["turns"]] == ["ask", "reply", "é\n", "half", ""]
 
-    assert store.import_("", text).n_known == 1  # the chat that was exported is still there
+    assert taken(store, "", text).n_known == 1  # the chat that was exported is still there
     other = Store(":memory:")
-    done = other.import_("", text.encode())
+    done = taken(other, "", text.encode())
     assert (done.n_known, done.refused) == (0, ())
     assert done.chats == tuple(other.chats("")) and done.chats[0].id == chat.id
     (again,) = other.export("")
@@ -54,12 +61,12 @@ def test_an_export_has_all_of_a_chat_and_imports_once(store: Store) -> None:
     assert json.dumps(again) == json.dumps(whole)
 
     other.delete_chat(chat.id, "")
-    assert (other.import_("", text).chats, len(other.chats(""))) == ((), 1)
-    foreign = other.import_("someone else", text)  # whose chat gets an id of its own
+    assert (taken(other, "", text).chats, len(other.chats(""))) == ((), 1)
+    foreign = taken(other, "someone else", text)  # whose chat gets an id of its own
     assert [one.title for one in foreign.chats] == ["Mine"]
     assert foreign.chats[0].id != chat.id
     other.add_turn(chat.id, "", None, "user", "new")
-    assert other.import_("", text).n_known == 1
+    assert taken(other, "", text).n_known == 1
     other.close()
 
 
@@ -101,7 +108,7 @@ def test_chatgpts_tree_is_read_without_what_it_hides(store: Store) -> None:
     }
     about = {"title": "News", "create_time": 5.0, "update_time": 9.0, "conversation_id": "c"}
     file = [{**about, "mapping": mapping, "current_node": "more"}, {"mapping": {}}, {"mapping": 1}]
-    done = store.import_("", json.dumps(file))
+    done = taken(store, "", json.dumps(file))
     (chat,) = done.chats
     assert done.refused == (
         "Chat 2 (untitled): it has no messages.",
@@ -118,7 +125,7 @@ def test_chatgpts_tree_is_read_without_what_it_hides(store: Store) -> None:
     assert store.turn(first, "").reply == {"model": "gpt-4o"}
     assert store.choose(first, "").leaf == first
     assert last == first + 1
-    assert (store.import_("", file[:1]).chats, len(store.chats(""))) == ((), 1)
+    assert (taken(store, "", file[:1]).chats, len(store.chats(""))) == ((), 1)
 
 
 def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
@@ -145,7 +152,7 @@ def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
         {"id": "y", "chat": {"title": "Old", **old}},
         {"id": "z", "title": "Bad", "chat": None},
     ]
-    done = store.import_("", file)
+    done = taken(store, "", file)
     chat, second = done.chats
     assert done.refused == ("Chat 3 (Bad): it is damaged.",)
     assert (chat.is_pinned, chat.changed_at, chat.settings) == (True, 9.0, {"system": "Be brief."})
@@ -173,7 +180,7 @@ def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
 )
 def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) -> None:
     with pytest.raises(UnreadableExport, match=f"^{why}"):
-        store.import_("", data)
+        taken(store, "", data)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +211,7 @@ def test_a_damaged_chat_of_ours_is_refused_alone(
         part = part[key]
     part[path[-1]] = value
     other = Store(":memory:")
-    done = other.import_("", data)
+    done = taken(other, "", data)
     assert [one.title for one in done.chats] == ["another"]
     assert done.refused == ("Chat 1 (ask): it is damaged.",)
     other.close()

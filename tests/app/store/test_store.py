@@ -109,7 +109,6 @@ def test_the_first_message_titles_a_chat_until_the_user_does(store: Store) -> No
     assert (named.title, named.is_named) == ("Mine", True)
     unnamed = store.change_chat(chat.id, "", title=" ")
     assert (unnamed.title, unnamed.is_named) == ("x" * 80, False)
-    assert store.new_chat("", {}, "Given").is_named
     files = store.new_chat("", {})
     store.add_turn(files.id, "", None, "user", "", [{"name": "a.txt", "text": ""}])
     assert store.chat(files.id, "").title == "a.txt"
