@@ -254,6 +254,23 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
     assert n_down < 60_000
 
 
+def test_a_message_is_one_transaction(
+    written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, _, chats = written
+    chat, n = page.new_chat(), 0
+    submit = chats.kept.database.submit
+
+    def counted(work: Any) -> Any:
+        nonlocal n
+        n += 1
+        return submit(work)
+
+    monkeypatch.setattr(chats.kept.database, "submit", counted)
+    page.post(f"chats/{chat}/messages", text="hi", settings={"method": "guess"})
+    assert n == 1
+
+
 def test_a_models_reply_can_be_replayed_and_raced(tiny_model: Path, tmp_path: Path) -> None:
     backend = LocalBackend()
     try:
