@@ -24,7 +24,7 @@ from app.page.chats import Chats
 from app.page.owners import Owners
 from app.page.routes import add_routes
 from app.server import PORTS, address, bind, endpoint, guard, serve
-from app.store import StoreError
+from app.store import InUse, StoreError
 from app.worker.backend import Backend
 from app.worker.messages import Failed, Loaded, Loading, ModelSpec
 from app.worker.remote import RemoteBackend
@@ -289,9 +289,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         keep_texts=flags.keep_texts,
         embedding_model=flags.embedding_model,
     )
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     backend = RemoteBackend(
         trace_batches=flags.trace_batches,
         memory=flags.memory,
@@ -299,6 +296,21 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         method_file=flags.method_file,
     )
     url = address(flags.host, listening)
+    chats: Chats | None = None
+    if not flags.no_page:
+        try:
+            chats = Chats(backend, flags.chats, url)
+        except InUse as error:
+            listening.close()
+            say(f"{error} To start another server, name another file with --chats")
+            if not flags.no_browser:
+                webbrowser.open(error.address)
+            return 0
+        except StoreError as error:
+            sys.exit(f"error: {error} Name another file with --chats.")
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     where = f"The endpoint will be at {url}v1" if flags.no_page else f"The page will be at {url}"
     say(f"Loading {spec.model}. {where}")
     if not (flags.api_key or is_loopback(flags.host)):
@@ -307,9 +319,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
     is_ending = threading.Event()
     loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
     loading.start()
-    chats: Chats | None = None
     try:
-        chats = _serve(listening, backend, spec, flags)
+        _serve(listening, backend, spec, flags, chats)
         if flags.no_page:  # the page opens at once, and shows the load or why it failed
             while loading.is_alive():
                 loading.join(0.1)
@@ -352,9 +363,13 @@ def _bound(host: str, port: int | None) -> socket.socket:
 
 
 def _serve(
-    listening: socket.socket, backend: Backend, spec: ModelSpec, flags: argparse.Namespace
-) -> Chats | None:
-    """Start the server; return the page's chats if it has the page."""
+    listening: socket.socket,
+    backend: Backend,
+    spec: ModelSpec,
+    flags: argparse.Namespace,
+    chats: Chats | None,
+) -> None:
+    """Start the server, with the page if there are chats."""
     service = Service(
         backend,
         flags.alias,
@@ -370,12 +385,8 @@ def _serve(
             idle_seconds=flags.unload_after,
         ),
     )
-    app, chats = endpoint(service), None
-    if not flags.no_page:
-        try:
-            chats = Chats(backend, flags.chats)
-        except StoreError as error:
-            sys.exit(f"error: {error} Name another file with --chats.")
+    app = endpoint(service)
+    if chats is not None:
         add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
         page_models.add_routes(app, chats, spec)
         with _without_proxies():
@@ -390,7 +401,6 @@ def _serve(
         page=not flags.no_page,
     )
     serve(RequestLog(guarded), listening)
-    return chats
 
 
 @contextmanager

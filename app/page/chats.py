@@ -13,23 +13,23 @@ from uuid import uuid4
 
 from app.api.errors import ApiError
 from app.page.feed import Feed
-from app.page.jobs import BUSY, Job, Jobs
+from app.page.jobs import Job, Jobs
 from app.page.prompt import Prompt, prompt_of
-from app.page.races import Races
+from app.page.race import Races
 from app.page.reply import Reply
 from app.page.settings import InvalidSetting, Settings, read_settings
 from app.page.speeds import Speeds
-from app.page.threads import in_thread
-from app.page.turns import Mark, chat_json, reply_fields, state_of, turn_json
+from app.page.threads import in_store, while_shown
+from app.page.turns import chat_json, reply_fields, turn_json
 from app.store import Chat, Found, Imported, Store, Turn, default_file
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, LeftOut
+from app.worker.messages import ChatRequest
 
 Json = dict[str, Any]
 Branch = Sequence[tuple[Turn, Sequence[int]]]  # turns with their siblings
 FIRST_INCOGNITO = 2**40  # the least id of a turn that is only in memory
 EMPTY = "the message is empty; give a text or a file"
-NOTHING = LeftOut()
+LEAF = -1  # as a message's parent: the turn that is shown last
 MOST_TURNS = 30  # that are sent at once
 
 
@@ -50,10 +50,11 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, file: str | Path | None = None) -> None:
-        """``file`` keeps the chats; None: the user's. Raises StoreError if it cannot be opened."""
+    def __init__(self, backend: Backend, file: str | Path | None = None, address: str = "") -> None:
+        """``file`` keeps the chats; None: the user's. ``address`` is the page's. Raises StoreError
+        if the file cannot be opened, and InUse."""
         self.backend = backend
-        self.kept = Store(file or default_file())
+        self.kept = Store(file or default_file(), address)
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
@@ -90,7 +91,7 @@ class Chats:
 
     async def new(self, owner: str, settings: Mapping[str, Any], *, incognito: bool) -> Json:
         store = self._fleeting if incognito else self.kept
-        chat = await in_thread(lambda: store.new_chat(owner, settings))
+        chat = await in_store(store, lambda: store.new_chat(owner, settings))
         if incognito:
             self._incognito.add(chat.id)
         return self.tell(chat)
@@ -98,7 +99,7 @@ class Chats:
     async def change(self, chat: str, change: Callable[[Store], Chat]) -> Json:
         """Change a chat, but not its turns, and tell of it."""
         store = self.store_of(chat)
-        return self.tell(await in_thread(lambda: change(store)))
+        return self.tell(await in_store(store, lambda: change(store)))
 
     async def delete(self, owner: str, chat: str) -> None:
         """Delete a chat, and stop its reply."""
@@ -109,7 +110,7 @@ class Chats:
 
     async def duplicate(self, owner: str, chat: str, turn: int) -> Json:
         store = self.store_of(chat)
-        copy = await in_thread(lambda: store.duplicate(chat, owner, turn))
+        copy = await in_store(store, lambda: store.duplicate(chat, owner, turn))
         if chat in self._incognito:
             self._incognito.add(copy.id)
         return self.tell(copy)
@@ -128,20 +129,17 @@ class Chats:
 
     async def open(self, owner: str, chat: str, before: int | None, limit: int) -> Json:
         """A chat with its last turns before one of them. Events up to ``seq`` are in it."""
-        store, seq = self.store_of(chat), self.feed.seq
-        live = _Live(self.jobs.of(chat))
+        store, seq, live = self.store_of(chat), self.feed.seq, self.jobs.shown(chat)
 
-        def read() -> tuple[Chat, list[Json], bool]:
-            found = store.chat(chat, owner)
+        def read() -> tuple[Chat, Branch]:
             path = store.path(chat, owner, before=before, limit=limit)
-            mark = live.mark(path if before is None else store.path(chat, owner, limit=2))
-            return found, live.as_json(path, mark), bool(path) and path[0][0].parent is not None
+            return store.chat(chat, owner), path
 
-        found, turns, has_earlier = await in_thread(read)
+        found, path = await in_store(store, read)
         return {
             "chat": self.as_json(found),
-            "turns": turns,
-            "has_earlier": has_earlier,
+            "turns": await as_json(path, live),
+            "has_earlier": bool(path) and path[0][0].parent is not None,
             "seq": seq,
         }
 
@@ -149,7 +147,7 @@ class Chats:
 
     async def turn(self, owner: str, turn: int) -> Turn:
         store = self.store_of_turn(turn)
-        return await in_thread(lambda: store.turn(turn, owner))
+        return await in_store(store, lambda: store.turn(turn, owner))
 
     async def choose(self, owner: str, turn: int) -> Json:
         """Show the branch of a turn."""
@@ -165,34 +163,29 @@ class Chats:
     async def restore_turn(self, owner: str, turn: int) -> Json:
         """Undo the deletion of a turn."""
         store = self.store_of_turn(turn)
-        chat = await in_thread(lambda: store.restore_turn(turn, owner))
+        chat = await in_store(store, lambda: store.restore_turn(turn, owner))
         return await self._branch(owner, await self.turn(owner, turn), lambda _: chat)
 
     async def _branch(self, owner: str, turn: Turn, change: Callable[[Store], Chat]) -> Json:
         """Change which branch of a chat is shown, from one of a turn's siblings on."""
         chat, after, store = turn.chat, turn.parent, self.store_of(turn.chat)
-        live = _Live(self.jobs.of(chat))
+        live = self.jobs.shown(chat)
 
-        def read() -> tuple[Chat, list[Json], Mark, Mark]:
-            before = live.mark(store.path(chat, owner, limit=2))
-            found = change(store)
-            path = store.path(chat, owner)
-            mark = live.mark(path)
+        def read() -> tuple[Chat, Branch]:
+            found, path = change(store), store.path(chat, owner)
             ids = [turn.id for turn, _ in path]
-            shown = path[ids.index(after) + 1 if after in ids else 0 :][-MOST_TURNS:]
-            return found, live.as_json(shown, mark), before, mark
+            return found, path[ids.index(after) + 1 if after in ids else 0 :][-MOST_TURNS:]
 
-        found, turns, before, mark = await in_thread(read)
-        first = turns[0]["parent"] if turns else after
+        found, path = await in_store(store, read)
+        first = path[0][0].parent if path else after
         told = {
             "chat": chat,
             "after": after if first == after else None,
-            "turns": turns,
+            "turns": await as_json(path, live),
             "leaf": found.leaf,
             "has_earlier": first is not None,
         }
         self.feed.publish(owner, "turns", told)
-        self.jobs.move_mark(owner, chat, before, mark)
         self.tell(found)
         return told
 
@@ -209,25 +202,20 @@ class Chats:
         """Add a message below the turn ``parent``, and begin its reply."""
         if not (text or files):
             raise ApiError(EMPTY, param="text")
-        return await self._reply(
-            ask,
-            chat,
-            lambda store: store.add_turn(chat, ask.owner, parent, "user", text, files),
-            n_new=2,
-        )
+
+        def said(store: Store) -> int:
+            above = store.chat(chat, ask.owner).leaf if parent == LEAF else parent
+            return store.add_turn(chat, ask.owner, above, "user", text, files).id
+
+        return await self._reply(ask, chat, said, n_new=2)
 
     async def retry(self, ask: Ask, turn: int) -> Json:
         """Begin another reply to a message, given by itself or by one of its replies."""
         found = await self.turn(ask.owner, turn)
-
-        def message(store: Store) -> Turn:
-            if found.role == "user":
-                return found
-            if found.parent is None:
-                raise ApiError("this text answers no message, so there is no other reply")
-            return store.turn(found.parent, ask.owner)
-
-        return await self._reply(ask, found.chat, message, n_new=1)
+        message = found.id if found.role == "user" else found.parent
+        if message is None:
+            raise ApiError("this text answers no message, so there is no other reply")
+        return await self._reply(ask, found.chat, lambda _: message, n_new=1)
 
     async def edit(
         self, ask: Ask, turn: int, text: str, files: Sequence[Mapping[str, Any]] | None
@@ -252,31 +240,28 @@ class Chats:
         """Continue a reply that was cut short."""
         found = await self.turn(ask.owner, turn)
 
-        def begun(store: Store, settings: Settings) -> tuple[Turn, Reply]:
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
             reply = Reply.from_json(found.text, found.reply)
             if store.chat(found.chat, ask.owner).leaf != turn:
                 raise ApiError("only the last reply that is shown can be continued", 409)
-            if not reply_fields(reply, state_of(found))["can_continue"]:
+            if not reply_fields(reply, found.state)["can_continue"]:
                 raise ApiError("this reply has reached its end", 409)
             reply.begin_again(settings.method)
             store.save_reply(turn, reply.text, reply.as_json(), "running")
-            return found, reply
+            return turn, reply
 
         return await self._begin(ask, found.chat, begun, n_new=1)
 
-    async def _reply(
-        self, ask: Ask, chat: str, message: Callable[[Store], Turn], n_new: int
-    ) -> Json:
+    async def _reply(self, ask: Ask, chat: str, said: Callable[[Store], int], n_new: int) -> Json:
         """Begin a reply to a message, which is new if ``n_new`` is 2."""
 
-        def begun(store: Store, settings: Settings) -> tuple[Turn, Reply]:
-            said = message(store)
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
             reply = Reply(settings.method, thinking=settings.thinking)
             kept = reply.as_json()
             turn = store.add_turn(
-                chat, ask.owner, said.id, "assistant", "", (), kept, state="running"
+                chat, ask.owner, said(store), "assistant", "", (), kept, state="running"
             )
-            return turn, reply
+            return turn.id, reply
 
         return await self._begin(ask, chat, begun, n_new)
 
@@ -284,43 +269,42 @@ class Chats:
         self,
         ask: Ask,
         chat: str,
-        begun: Callable[[Store, Settings], tuple[Turn, Reply]],
+        begun: Callable[[Store, Settings], tuple[int, Reply]],
         n_new: int,
     ) -> Json:
         """Start the job of a reply that ``begun`` adds to the chat; the last ``n_new`` turns of its
         path are new."""
         store, owner = self.store_of(chat), ask.owner
 
-        def prepare() -> tuple[Job, list[Json], Chat, Mark]:
+        def prepare() -> tuple[Job, Branch, Chat]:
             settings = self._settings(store, chat, ask)
             last = store.path(chat, owner, limit=2)
-            if last and state_of(last[-1][0]) == "elsewhere":
-                raise ApiError(BUSY, 409)
-            before = mark_of(last)
+            before = next((turn for turn, _ in reversed(last) if turn.role == "assistant"), None)
             turn, reply = begun(store, settings)
-            path = store.path(chat, owner, leaf=turn.id)
-            said = [replace(turn, text=reply.text)] if reply.text else []
+            path = store.path(chat, owner, leaf=turn)
+            said = [replace(path[-1][0], text=reply.text)] if reply.text else []
             prompt = prompt_of([one for one, _ in path[:-1]] + said, settings.system)
-            reply.left_out = prompt.left_out(*before)
-            reply.reads_from = prompt.first_read(reply.left_out)
+            was = Reply.from_json("", before.reply if before is not None else {})
+            left_out = prompt.left_out(was.reads_from, was.n_ctx)
+            reply.n_left_out = left_out.n_turns
+            reply.reads_from = prompt.first_read(left_out.n_turns)
             model = self.backend.status().model
             if model is not None:
-                reply.model, reply.n_ctx = Path(model.spec.model).name, model.n_ctx
+                reply.model = Path(model.spec.model).name
+                reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
-            request = self._request(chat, prompt, settings, ask, reply.left_out)
-            job = Job(owner, store, chat, turn.id, reply, prompt, request)
-            job.shown.update(reply)
-            turns = _Live(job).as_json(path[-n_new:], job.mark)
-            return job, turns, store.chat(chat, owner), before
+            request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)
+            job = Job(owner, store, chat, turn, reply, prompt, request)
+            return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
-            job, turns, found, before = await in_thread(prepare)
+            job, path, found = await in_store(store, prepare)
+            await while_shown(lambda: job.shown.update(job.reply))
+            turns = await as_json(path, {job.turn: job.as_json()})
             after = turns[0]["parent"]
-            has_earlier = after is not None
             told = {"chat": chat, "after": after, "turns": turns, "leaf": job.turn}
-            self.feed.publish(owner, "turns", {**told, "has_earlier": has_earlier})
+            self.feed.publish(owner, "turns", {**told, "has_earlier": after is not None})
             seq = self.feed.seq
-            self.jobs.move_mark(owner, chat, before, job.mark)
             self.jobs.start(job)
             return {"turns": turns, "chat": self.tell(found), "seq": seq}
 
@@ -334,24 +318,17 @@ class Chats:
         return settings
 
     def _request(
-        self,
-        chat: str | None,
-        prompt: Prompt,
-        settings: Settings,
-        ask: Ask,
-        left_out: LeftOut = NOTHING,
+        self, chat: str | None, prompt: Prompt, settings: Settings, ask: Ask
     ) -> ChatRequest:
-        is_incognito = chat in self._incognito
         return ChatRequest(
             uuid4().hex,
             prompt.messages,
             settings.method,
             settings.sampling,
-            settings.max_tokens,
+            settings.max_tokens or None,
             settings.thinking,
             settings.leave_out,
-            left_out,
-            memory=None if is_incognito else ask.owner,
+            memory=None if chat in self._incognito else ask.owner,
             on_disk=False,  # a deleted chat must leave nothing there
             record=True,
         )
@@ -367,27 +344,24 @@ class Chats:
             path = store.path(chat, ask.owner, leaf=turn)
             return store.chat(chat, ask.owner), [one for one, _ in path]
 
-        kept, turns = await in_thread(read)
+        kept, turns = await in_store(store, read)
         while turns and turns[-1].role != "user":
             turns.pop()
         if not turns:
             raise ApiError("this text answers no message, so nothing can be raced")
         if ask.settings is None:
             ask = replace(ask, settings=kept.settings)
-        return self._race(ask, chat, turns, methods, rounds)
+        return self.race(ask, turns, methods, rounds, chat)
 
-    def race_text(self, ask: Ask, text: str, methods: tuple[str, str], rounds: int) -> str:
-        """Start a race on a message without a chat; returns its id."""
-        return self._race(ask, None, [Turn(0, "", None, "user", text)], methods, rounds)
-
-    def _race(
+    def race(
         self,
         ask: Ask,
-        chat: str | None,
         turns: Sequence[Turn],
         methods: tuple[str, str],
         rounds: int,
+        chat: str | None = None,
     ) -> str:
+        """Start a race on turns, whose last one is a message; returns its id."""
         given = dict(ask.settings or {})
         own = str(given.get("method", "")).partition(":")[0]
 
@@ -402,37 +376,19 @@ class Chats:
 
     async def _tell_end(self, job: Job) -> None:
         try:
-            chat = await in_thread(lambda: job.store.chat(job.chat, job.owner))
+            chat = await in_store(job.store, lambda: job.store.chat(job.chat, job.owner))
         except ApiError:  # it was deleted meanwhile
             return
         self.tell(chat)
 
 
-class _Live:
-    """What is shown of a chat whose job may be running. Made in the event loop, used in threads."""
+async def as_json(path: Branch, live: Mapping[int, Json]) -> list[Json]:
+    """The turns of a path. ``live`` has what is shown of the reply that is being generated."""
 
-    def __init__(self, job: Job | None) -> None:
-        self._job, self._shown = job, None if job is None else job.as_json()
+    def shown() -> list[Json]:
+        return [turn_json(turn, siblings, live.get(turn.id)) for turn, siblings in path]
 
-    def mark(self, path: Branch) -> Mark:
-        """What the last prompt of a path began with."""
-        if self._job is not None and any(turn.id == self._job.turn for turn, _ in path):
-            return self._job.mark
-        return mark_of(path)
-
-    def as_json(self, path: Branch, mark: Mark) -> list[Json]:
-        number = None if self._job is None else self._job.turn
-        return [
-            turn_json(turn, siblings, mark, self._shown if turn.id == number else None)
-            for turn, siblings in path
-        ]
-
-
-def mark_of(path: Branch) -> Mark:
-    """What the last prompt of a path that is kept began with."""
-    reply = next((turn.reply for turn, _ in reversed(path) if turn.role == "assistant"), {})
-    found = Reply.from_json("", reply)
-    return found.reads_from, found.n_ctx if found.reads_from is not None else 0
+    return await while_shown(shown)
 
 
 def settings_of(values: Mapping[str, Any], backend: Backend) -> Settings:

@@ -1,7 +1,7 @@
 """The settings in the drawer: Gradio fields for the JSON that ``settings.py`` reads.
 
-A method's fields are made from its parameters, so a new method needs no code here. The values live
-in the browser (settings.js): each field only tells it of a change, and nothing asks the server.
+They are made from the parameters of the method and the fields of ``SamplingParams``. The values
+live in the browser (settings.js): each field only tells it of a change.
 """
 
 from __future__ import annotations
@@ -9,17 +9,45 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import gradio as gr
 
-from app.page.settings import MAX_TOKENS, RANDOM
-from app.worker.backend import MethodInfo, Parameter
+from app.page.settings import RANDOM, Settings
+from app.worker.backend import MethodInfo
+from speculation.sampling import SamplingParams
 
-PRIVATE: dict[str, Any] = {
-    "queue": False,
-    "show_progress": "hidden",
-    "api_visibility": "private",
+# The sampling settings that have a field, with what is said of them.
+_OFTEN = {
+    "temperature": "0: always the most likely token",
+    "top_k": "0: off",
+    "top_p": "1: off",
+    "min_p": "0: off",
+    "repeat_penalty": "1: off",
+    "presence_penalty": "0: off",
+    "seed": f"{RANDOM}: a new one for each reply",
+}
+_MORE = {
+    "frequency_penalty": "0: off",
+    "penalty_last_n": "in tokens; -1: all",
+    "typical_p": "1: off",
+    "xtc_probability": "0: off",
+    "xtc_threshold": "",
+    "dry_multiplier": "0: off",
+    "dry_base": "",
+    "dry_allowed_length": "in tokens",
+    "mirostat": "0: off; 1 or 2",
+    "mirostat_tau": "",
+    "mirostat_eta": "",
+    "grammar": "In GBNF.",
+    "json_schema": "The reply is held to it.",
+}
+_ENDS = {"temperature": 2, "top_p": 1, "min_p": 1, "typical_p": 1}  # of sliders
+_USUAL = {one.name: one.default for one in fields(SamplingParams)} | {
+    "seed": RANDOM,
+    "grammar": "",
+    "json_schema": "",
 }
 
 
@@ -29,33 +57,40 @@ class Fields:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def add(self, name: str, usual: Any, kind: Any, label: str, **options: Any) -> None:
-        """A field of Gradio's class ``kind`` for a setting, by its path in the JSON; ``usual`` is
-        the value that the setting has if it is not given."""
+    def add(self, name: str, usual: Any, label: str, info: str = "", **options: Any) -> None:
+        """A field for a setting, by its path in the JSON; ``usual`` is the value that the setting
+        has if it is not given."""
         value: Any = self._settings
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if kind is gr.Radio:
-            fits = value in [choice for _, choice in options["choices"]]
-        elif isinstance(usual, bool | str):
-            fits = type(value) is type(usual)
-        else:
+        kind: Any
+        if "choices" in options:
+            kind, fits = gr.Radio, value in [choice for _, choice in options["choices"]]
+        elif isinstance(usual, bool):
+            kind, fits = gr.Checkbox, isinstance(value, bool)
+        elif isinstance(usual, int | float):
+            kind = gr.Slider if "maximum" in options else gr.Number
             fits = isinstance(value, int | float) and math.isfinite(value)
-        if not fits:
-            value = usual
-        field = kind(value=value, label=label, interactive=True, **options)
+            if isinstance(usual, int):
+                options["precision"] = 0
+        else:
+            kind, fits = gr.Textbox, isinstance(value, str)
+        shown = value if fits else usual
+        field = kind(value=shown, label=label, info=info or None, interactive=True, **options)
         js = f"(value) => page.set({json.dumps(name)}, value, {json.dumps(usual)})"
-        field.input(None, [field], js=js, **PRIVATE)
+        field.input(
+            None, [field], js=js, queue=False, show_progress="hidden", api_visibility="private"
+        )
 
-    def number(self, name: str, usual: float, label: str, info: str | None = None) -> None:
-        precision = 0 if isinstance(usual, int) else None
-        self.add(name, usual, gr.Number, label, info=info, precision=precision)
-
-    def share(self, name: str, usual: float, label: str, info: str | None = None) -> None:
-        self.add(name, usual, gr.Slider, label, info=info, minimum=0, maximum=1, step=0.01)
-
-    def lines(self, name: str, label: str, info: str | None = None) -> None:
-        self.add(name, "", gr.Textbox, label, info=info, lines=2, max_lines=12)
+    def add_sampling(self, told: Mapping[str, str]) -> None:
+        for name, info in told.items():
+            label = name.replace("_", " ").capitalize()
+            options: dict[str, Any] = {}
+            if name in _ENDS:
+                options = {"minimum": 0, "maximum": _ENDS[name], "step": 0.01}
+            elif isinstance(_USUAL[name], str):
+                options = {"lines": 2, "max_lines": 12}
+            self.add(f"sampling.{name}", _USUAL[name], label, info, **options)
 
 
 def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> None:
@@ -65,76 +100,27 @@ def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]
     method = next((info for info in methods if info.name == name), None)
     if method is not None and method.parameters:
         with gr.Accordion(f"Parameters of {method.title}", open=False):
-            for parameter in method.parameters:
-                _parameter(fields, parameter)
+            for one in method.parameters:
+                label = one.name.replace("_", " ")
+                fields.add(f"parameters.{one.name}", one.default, label, one.help)
     fields.add(
         "thinking",
         None,
-        gr.Radio,
         "Reasoning",
+        "Whether the model reasons before it answers.",
         choices=[("default", None), ("on", True), ("off", False)],
-        info="Whether the model reasons before it answers.",
         elem_id="thinking",
     )
-    fields.lines("system", "System prompt", "What the model should know or be in this chat.")
+    told = "What the model should know or be in this chat."
+    fields.add("system", "", "System prompt", told, lines=2, max_lines=12)
     with gr.Accordion("Sampling", open=False):
-        _sampling(fields)
-
-
-def _parameter(fields: Fields, parameter: Parameter) -> None:
-    name, usual = f"parameters.{parameter.name}", parameter.default
-    label, info = parameter.name.replace("_", " "), parameter.help or None
-    if isinstance(usual, bool):
-        fields.add(name, usual, gr.Checkbox, label, info=info)
-    elif isinstance(usual, int | float):
-        fields.number(name, usual, label, info)
-    else:
-        fields.add(name, usual, gr.Textbox, label, info=info, max_lines=1)
-
-
-def _sampling(fields: Fields) -> None:
-    """Fields with the names and defaults of SamplingParams, but a random seed."""
-    fields.add(
-        "sampling.temperature",
-        0.0,
-        gr.Slider,
-        "Temperature",
-        info="0: always the most likely token",
-        minimum=0,
-        maximum=2,
-        step=0.01,
-    )
-    fields.number("max_tokens", MAX_TOKENS, "Max tokens", "0: until the context is full")
-    fields.add(
-        "leave_out",
-        True,
-        gr.Radio,
-        "When the context is full",
-        choices=[("leave out the oldest turns", True), ("stop", False)],
-    )
-    fields.number("sampling.top_k", 0, "Top k", "0: off")
-    fields.share("sampling.top_p", 1.0, "Top p", "1: off")
-    fields.share("sampling.min_p", 0.0, "Min p", "0: off")
-    fields.number("sampling.repeat_penalty", 1.0, "Repeat penalty", "1: off")
-    fields.number("sampling.presence_penalty", 0.0, "Presence penalty", "0: off")
-    fields.number("sampling.seed", RANDOM, "Seed", f"{RANDOM}: a new one for each reply")
-    with gr.Accordion("More", open=False):
-        fields.number("sampling.frequency_penalty", 0.0, "Frequency penalty", "0: off")
-        fields.number("sampling.penalty_last_n", 64, "Penalty range", "in tokens; -1: all")
-        fields.share("sampling.typical_p", 1.0, "Typical p", "1: off")
-        fields.share("sampling.xtc_probability", 0.0, "XTC probability", "0: off")
-        fields.share("sampling.xtc_threshold", 0.1, "XTC threshold")
-        fields.number("sampling.dry_multiplier", 0.0, "DRY multiplier", "0: off")
-        fields.number("sampling.dry_base", 1.75, "DRY base")
-        fields.number("sampling.dry_allowed_length", 2, "DRY allowed length", "in tokens")
+        fields.add("max_tokens", Settings.max_tokens, "Max tokens", "0: until the context is full")
         fields.add(
-            "sampling.mirostat",
-            0,
-            gr.Radio,
-            "Mirostat",
-            choices=[("off", 0), ("1", 1), ("2", 2)],
+            "leave_out",
+            True,
+            "When the context is full",
+            choices=[("leave out the oldest turns", True), ("stop", False)],
         )
-        fields.number("sampling.mirostat_tau", 5.0, "Mirostat tau")
-        fields.number("sampling.mirostat_eta", 0.1, "Mirostat eta")
-        fields.lines("sampling.grammar", "Grammar (GBNF)")
-        fields.lines("sampling.json_schema", "JSON schema", "The reply is held to it.")
+        fields.add_sampling(_OFTEN)
+        with gr.Accordion("More", open=False):
+            fields.add_sampling(_MORE)

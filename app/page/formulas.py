@@ -52,7 +52,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
     return True
 
 
-def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     """Parse a formula on lines of its own."""
     if state.is_code_block(start):
         return False
@@ -83,3 +83,5 @@ def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 def add_formulas(markdown: MarkdownIt) -> None:
     """Add rules for formulas. Their tokens have the TeX as markup and the source as content."""
     markdown.inline.ruler.before("escape", "math_inline", _inline)
+    interrupts = ["paragraph", "reference", "blockquote", "list"]
+    markdown.block.ruler.before("fence", "math_block", _block, {"alt": interrupts})

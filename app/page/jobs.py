@@ -13,7 +13,6 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from app.api.errors import ApiError
@@ -22,8 +21,8 @@ from app.page.feed import Feed
 from app.page.prompt import Prompt
 from app.page.reply import Reply
 from app.page.speeds import Speeds
-from app.page.threads import NO_SUCH, in_thread, while_shown
-from app.page.turns import Mark, Shown, reply_fields
+from app.page.threads import NO_SUCH, in_store, while_shown
+from app.page.turns import Shown, reply_fields
 from app.store import Store
 from app.store.records import State
 from app.worker.backend import Backend
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between updates; more of them would keep a slow page busy
 SAVE_SECONDS = 0.4  # so that a kill loses no more than half a second
-ALIVE_SECONDS = 3.0  # between saves of a reply without news: they tell other servers that it runs
 CLOSE_SECONDS = 5.0
 BUSY = "This chat's last reply is still being written. Wait for its end, or stop it."
 
@@ -65,7 +63,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self._begins_at = len(self.reply.text)
-        self._left_out = self.reply.left_out
+        self._n_left_out = self.reply.n_left_out
 
     def take(self, event: Event | Exception | None) -> None:
         """Update the reply; the event may be the last one."""
@@ -78,16 +76,17 @@ class Job:
             return
         self.reply.take(event)
         if isinstance(event, Failed) and len(self.reply.text) == self._begins_at:
-            self.reply.left_out = self._left_out  # no prompt was read
-        self.reply.reads_from = self.prompt.first_read(self.reply.left_out)
+            self.reply.n_left_out = self._n_left_out  # no prompt was read
+        self.reply.reads_from = self.prompt.first_read(self.reply.n_left_out)
         self.is_over = isinstance(event, LAST)
         self.has_unsaved |= isinstance(event, Tokens)
         self.changed.set()
 
     @property
-    def mark(self) -> Mark:
-        """The turn that the prompt begins with, if it leaves some out, and the context's size."""
-        return self.reply.reads_from, self.reply.left_out.n_ctx
+    def head(self) -> dict[str, Any]:
+        """Fields that change before there is text."""
+        reply = self.reply
+        return {"notice": reply.notice, "reads_from": reply.reads_from, "n_ctx": reply.n_ctx}
 
     def as_json(self) -> dict[str, Any]:
         """Fields of the turn, as they were published last."""
@@ -127,6 +126,11 @@ class Jobs:
         """The turn that is being generated in a chat."""
         job = self.of(chat)
         return job.turn if job is not None else None
+
+    def shown(self, chat: str) -> dict[int, dict[str, Any]]:
+        """What is shown now of the turn that is being generated, by its id."""
+        job = self.of(chat)
+        return {} if job is None else {job.turn: job.as_json()}
 
     @contextmanager
     def reserved(self, chat: str) -> Iterator[None]:
@@ -195,17 +199,14 @@ class Jobs:
         clock = asyncio.get_running_loop().time
         job.events.hand_over(job.take)
         try:
-            notice, mark = job.reply.notice, job.mark
-            is_over = False
+            head, is_over = job.head, False
             while not is_over:
                 await job.changed.wait()
                 job.changed.clear()
                 began, is_over = clock(), job.is_over
-                if job.reply.notice != notice:
-                    notice = job.reply.notice
-                    self._publish(job, {"set": {"notice": notice}})
-                self.move_mark(job.owner, job.chat, mark, job.mark)
-                mark = job.mark
+                if job.head != head:
+                    head = job.head
+                    self._publish(job, {"set": head})
                 show = partial(job.shown.update, job.reply, is_over=is_over)
                 for change in await while_shown(show):
                     self._publish(job, change)
@@ -225,7 +226,7 @@ class Jobs:
             await asyncio.sleep(SAVE_SECONDS)
         if kept_steps and not self._is_closed:
             with suppress(ApiError):  # the text is kept, and that is what counts
-                await in_thread(lambda: job.store.save_steps(job.turn, kept_steps))
+                await in_store(job.store, lambda: job.store.save_steps(job.turn, kept_steps))
 
     def _summed_up(self, job: Job) -> bytes:
         """Say in the reply what came of its drafts; returns its steps as they are kept."""
@@ -234,23 +235,15 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        found = outcome.outcome(
-            done,
-            job.records,
-            job.prompt.said,
-            plain_speed=self._speeds.plain(),
-            n_left_out=reply.left_out.n_turns,
-        )
+        found = outcome.outcome(done, job.records, job.prompt.said, reply.n_left_out)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""
 
     async def _keep_saving(self, job: Job) -> None:
-        due = 0.0
         while not job.is_over:
             await asyncio.sleep(SAVE_SECONDS)
-            if not job.is_over and (job.has_unsaved or monotonic() > due):
-                due = monotonic() + ALIVE_SECONDS
+            if not job.is_over and job.has_unsaved:
                 await self._save(job, "running")
 
     async def _save(self, job: Job, state: State, *, is_last: bool = False) -> bool:
@@ -261,7 +254,7 @@ class Jobs:
             job.has_unsaved, trouble = False, ""
             kept = job.reply.text, job.reply.as_json(), state
             try:
-                await in_thread(lambda: job.store.save_reply(job.turn, *kept))
+                await in_store(job.store, lambda: job.store.save_reply(job.turn, *kept))
             except ApiError as error:
                 if error.status == NO_SUCH:
                     log.warning("turn %d was deleted while it was written", job.turn)
@@ -271,15 +264,6 @@ class Jobs:
                 job.trouble = trouble
                 self._publish(job, {"set": {"error": trouble}})
             return not trouble
-
-    def move_mark(self, owner: str, chat: str, before: Mark, now: Mark) -> None:
-        """Publish that the prompt begins with another turn."""
-        if before == now:
-            return
-        for turn, n_ctx in ((before[0], 0), now):
-            if turn is not None:
-                data = {"chat": chat, "turn": turn, "set": {"left_out_here": n_ctx}}
-                self._feed.publish(owner, "turn", data)
 
     def _publish(self, job: Job, change: Mapping[str, Any]) -> None:
         self._feed.publish(job.owner, "turn", {"chat": job.chat, "turn": job.turn, **change})

@@ -1,9 +1,8 @@
 """Renders Markdown as HTML and marks the drafted tokens in the result.
 
-Marks are offsets in the source. Every parser token gets the source offsets of its characters:
-blocks from their lines, inline tokens by a walk along the text of their block in which each token
-consumes exactly the characters it was made from. If the walk finds a mismatch, the block gets no
-colours. The parser never sees the marks, so colours cannot change how it parses.
+Marks are offsets in the source. Every parser token gets the source offsets of its characters, by a
+walk along the source in which each token's text is the next one that is the same. The parser never
+sees the marks, so colours cannot change how it parses.
 
 HTML is shown as text, images become links, and links open in a new tab.
 """
@@ -12,18 +11,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby, takewhile
 from typing import Any
 
-from markdown_it import MarkdownIt, rules_block, rules_inline
-from markdown_it.rules_block import StateBlock
-from markdown_it.rules_inline import StateInline
+from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from app.page import footnotes, formulas
+from app.page import formulas
 from app.page.completion import completed, completed_inline
 from app.page.highlight import Stack, highlighted, settled
 
@@ -31,7 +28,6 @@ Env = MutableMapping[str, Any]
 MOST_GROWING = 1000  # characters of code that later ones may still change
 _LANGUAGE = re.compile(r"[A-Za-z0-9+#.-]{1,20}")
 _TASK = re.compile(r"\[([ xX])\] ")
-_INTERRUPTS = ["paragraph", "reference", "blockquote", "list"]
 
 
 @dataclass
@@ -124,7 +120,8 @@ class Growing:
         self._settled = ""  # the source of the blocks and lines that can no longer change
         self._n_settled = 0  # the number of these blocks
         self._lines = _Lines()
-        self._references: dict[str, Any] = {}
+        self._references: dict[str, Any] = {}  # the targets of links that the settled source has
+        self._seen: dict[str, Any] = {}  # those that the blocks were rendered with
 
     def update(self, text: str, marks: Marks, at: int = 0) -> int | None:
         """Render the text, which may have grown. Returns the number of the first block that
@@ -144,9 +141,10 @@ class Growing:
         }
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
-        if self._settled and env["references"] != self._references:
-            self._begin_anew()  # earlier links may now have a target
+        if self._settled and env["references"] != self._seen:
+            self._begin_anew()  # earlier links may now have a target, or none any more
             return self.update(text, marks, at)
+        self._seen = env["references"]
         n_settled, limit = self._n_settled, min(guessed - 1, marks.last_start - at - begin)
         cut, end = self._cut(tokens, tail, limit)
         blocks = [*self.blocks[:n_settled], *_blocks(tokens, env)]
@@ -157,7 +155,8 @@ class Growing:
             end, self._lines = _settled_lines(tokens[0], tail, self._lines, limit, env)
         if end:
             self._settled = text[: begin + end]
-            self._references = env["references"]
+            if self._seen != self._references:
+                _markdown.parse(tail[:end], {"references": self._references})
         return self._take(blocks, n_settled)
 
     def finish(self, text: str, marks: Marks, at: int = 0) -> int | None:
@@ -216,138 +215,9 @@ def _with_newlines(text: str) -> str:
 # Source offsets of a token's characters
 
 
-def _block_rule(rule: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap a rule to store the source offsets of its tokens' content in ``meta["at"]``."""
-
-    def run(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-        first = len(state.tokens)
-        if not rule(state, start, end, silent):
-            return False
-        if not silent:
-            cell_at: dict[int, int] = {}
-            made = state.tokens[first:]
-            for before, token in zip([None, *made[:-1]], made, strict=True):
-                if not token.map or token.nesting:
-                    continue
-                if before is not None and before.tag in ("th", "td"):
-                    token.meta["at"] = _cell(state, token, cell_at)
-                else:
-                    hashes = before.markup if before is not None and before.markup else ""
-                    token.meta["at"] = _lines(state, token, len(hashes) if "#" in hashes else 0)
-        return True
-
-    return run
-
-
-def _lines(state: StateBlock, token: Token, n_hashes: int) -> list[int] | None:
-    """The source offsets of a block's content, or None if they cannot be found.
-
-    Each line of the content is a source line without its containers' prefixes, or without the
-    ``n_hashes`` of a heading.
-    """
-    assert token.map is not None
-    at: list[int] = []
-    number = token.map[0] + (token.type == "fence")
-    for i, text in enumerate(token.content.split("\n")):
-        if i:
-            at.append(state.eMarks[number - 1])  # the newline
-        if len(at) == len(token.content):
-            break
-        begin, start = state.bMarks[number], state.bMarks[number] + state.tShift[number]
-        if n_hashes:
-            start = state.skipSpaces(start + n_hashes)
-        body = text.lstrip(" \t")
-        if not state.src.startswith(body, start):
-            return None
-        n_pad = len(text) - len(body)
-        at += [max(begin, start - n_pad + i) for i in range(n_pad)]
-        at += range(start, start + len(body))
-        number += 1
-    return at if len(at) == len(token.content) else None
-
-
-def _cell(state: StateBlock, token: Token, ends: dict[int, int]) -> list[int] | None:
-    """The source offsets of a cell's content; ``ends`` is where the row's previous cell ended."""
-    assert token.map is not None
-    line = token.map[0]
-    pos = ends.get(line, state.bMarks[line] + state.tShift[line])
-    end, src, at = state.eMarks[line], state.src, []
-
-    def skip() -> None:
-        nonlocal pos
-        while pos < end and src[pos].isspace():
-            pos += 1
-
-    skip()
-    if pos < end and src[pos] == "|":
-        pos += 1
-        skip()
-    for char in token.content:
-        pos += char == "|"  # "\|" in the source
-        if pos >= end or src[pos] != char:
-            return None
-        at.append(pos)
-        pos += 1
-    ends[line] = pos
-    return at
-
-
-def _inline_rule(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    """Wrap a rule to store its token's end in the block's content in ``meta["end"]``."""
-
-    def run(state: StateInline, silent: bool) -> bool:
-        pos = state.pos
-        if not rule(state, silent):
-            return False
-        if not silent and state.tokens:
-            token = state.tokens[-1]
-            if token.type != "text" and "end" not in token.meta and state.pos > pos:
-                token.meta["end"] = state.pos
-        return True
-
-    return run
-
-
-def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
-    """Store the source offsets of inline tokens' characters in ``meta["at"]``.
-
-    Returns False if a token does not match the source.
-    """
-    pos = 0
-    for i, token in enumerate(children):
-        end, text = token.meta.get("end"), token.content
-        if token.type == "link_open":
-            end = pos + 1
-        elif i and children[i - 1].type == "link_open" and children[i - 1].markup == "autolink":
-            end = content.find(">", pos)
-        elif end is None:
-            text = text or token.markup
-            if not content.startswith(text, pos):
-                return False
-            end = pos + len(text)
-        if not pos <= end <= len(content):
-            return False
-        source = content[pos:end]
-        if token.type == "code_inline":
-            n = len(token.markup)
-            inner = source[n : len(source) - n].replace("\n", " ")
-            first = pos + n + (inner != token.content)
-            if content[first : first + len(token.content)].replace("\n", " ") != token.content:
-                return False
-            token.meta["at"] = at[first : first + len(token.content)]
-        elif token.info == "escape" and source == f"\\{token.content}":
-            token.meta["at"] = at[pos + 1 : end]
-        elif token.content and source != token.content:  # an entity, or a decoded address
-            token.meta["all"] = at[pos:end]
-        else:
-            token.meta["at"] = at[pos:end]
-        pos = end
-    return True
-
-
 def _core(state: Any) -> None:
-    """Parse inline tokens as usual, and find their source offsets."""
-    marks = state.env.get("marks")
+    """Parse inline tokens as usual, and store where what a token shows is in the source, as
+    ``meta["at"]``."""
     growing = None  # the token that is still growing: the last one, within the last block
     if state.env.get("live"):
         for token in reversed(state.tokens):
@@ -355,23 +225,63 @@ def _core(state: Any) -> None:
                 growing = token
             if growing is not None or (token.level == 0 and token.nesting > 0):
                 break
+    starts = [0, *(found.end() for found in re.finditer("\n", state.src)), len(state.src) + 1]
+    pos, line = 0, -1
     for before, token in zip([None, None, *state.tokens], state.tokens, strict=False):
+        if token.nesting or not token.map:
+            continue
+        if token.map[0] != line:  # else another cell of the same row
+            line = token.map[0]
+            pos = starts[line]
         if token.type != "inline":
+            token.meta["at"] = _line_offsets(token, starts)
             continue
         content = token.content
         if token is growing:
             content = completed_inline(state.md, content, state.env)
         token.children = []
         state.md.inline.parse(content, state.md, state.env, token.children)
-        at = token.meta.get("at")
-        if marks is not None and at is not None:
-            at = [*at, *[at[-1] if at else 0] * (len(content) - len(at))]  # for completed text
-            if not _locate(token.children, content, at):
-                for child in token.children:
-                    child.meta.pop("at", None)
-                    child.meta.pop("all", None)
+        pos = _locate(token.children, state.src, pos, starts[min(token.map[1], len(starts) - 1)])
         if before is not None and before.type == "list_item_open":
             _mark_task(token.children)
+
+
+def _line_offsets(token: Token, starts: Sequence[int]) -> list[int]:
+    """The offsets of a block whose lines are source lines without their containers' prefixes."""
+    assert token.map is not None
+    at: list[int] = []
+    first = token.map[0] + (token.type == "fence")
+    for number, line in enumerate(token.content.split("\n"), first):
+        begin, end = starts[min(number, len(starts) - 2)], starts[min(number + 1, len(starts) - 1)]
+        at += [max(begin, end - 1 - n) for n in range(len(line), -1, -1)]  # and of the newline
+    return at[:-1]
+
+
+def _locate(children: Sequence[Token], source: str, pos: int, end: int) -> int:
+    """Store the offsets of inline tokens, which follow each other from ``pos`` to ``end``; returns
+    where the last one ends. One that shows other characters than the source gets none."""
+    for token in children:
+        if token.type == "link_close" and source.startswith("](", pos):
+            pos = max(pos, source.find(")", pos, end))
+        text = token.markup if token.info == "entity" else token.content
+        found = source.find(text, pos, end)
+        at = [*range(found, found + len(text))] if found >= 0 else _scattered(text, source, pos)
+        if at and at[-1] < end:
+            token.meta["at"], pos = at, at[-1] + 1
+    return pos
+
+
+def _scattered(text: str, source: str, pos: int) -> list[int]:
+    """The offsets of characters with others of the source between, such as a backslash; whitespace
+    may be another one. Empty if they are not there."""
+    at = []
+    for char in text:
+        pos = pos if char.isspace() else source.find(char, pos)
+        if not 0 <= pos < len(source):
+            return []
+        at.append(pos)
+        pos += not char.isspace() or source[pos].isspace()
+    return at
 
 
 def _mark_task(children: list[Token]) -> None:
@@ -420,8 +330,8 @@ def _drafted(html: str, n_tokens: int) -> str:
 
 def _text(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
     token = tokens[index]
-    if "all" in token.meta:
-        return _unit(escape(token.content), token.meta["all"], env)
+    if token.info == "entity":
+        return _unit(escape(token.content), token.meta.get("at"), env)
     return _painted(token.content, token.meta.get("at"), env)
 
 
@@ -469,28 +379,6 @@ def _formula(self: Any, tokens: Sequence[Token], index: int, options: Any, env: 
     return f'<p class="formula">{html}</p>\n' if token.type == "math_block" else html
 
 
-def _footnote_mark(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    token = tokens[index]
-    label = escape(token.markup)
-    shown = _unit(label, token.meta.get("at"), env)
-    return f"<sup>{_note_link(label, f'Footnote {label}', 'doc-noteref', shown)}</sup>"
-
-
-def _footnote_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    label = escape(tokens[index].markup)
-    back = _note_link(label, f"Back to footnote {label} in the text", "doc-backlink", label)
-    return f'<div class="footnote">{back}<div>'
-
-
-def _note_link(label: str, name: str, role: str, shown: str) -> str:
-    """A link between a footnote and its mark, which the page's script follows."""
-    return f'<a href="#" role="{role}" data-note="{label}" aria-label="{name}">{shown}</a>'
-
-
-def _footnote_close(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    return "</div></div>\n"
-
-
 def _link_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
     """A link that opens in a new tab: in this one it would end a streaming reply."""
     tokens[index].attrSet("target", "_blank")
@@ -502,28 +390,6 @@ def _parser() -> MarkdownIt:
     made = MarkdownIt("commonmark", {"html": False, "breaks": True})
     made.enable(["table", "strikethrough"]).disable(["image", "text_join"])
     formulas.add_formulas(made)
-    footnotes.add_footnotes(made)
-    for name, inline_rule in (
-        ("newline", rules_inline.newline),
-        ("escape", rules_inline.escape),
-        ("backticks", rules_inline.backtick),
-        ("link", rules_inline.link),
-        ("autolink", rules_inline.autolink),
-        ("entity", rules_inline.entity),
-    ):
-        made.inline.ruler.at(name, _inline_rule(inline_rule))
-    for name, block_rule, interrupts in (
-        ("table", rules_block.table, _INTERRUPTS[:2]),
-        ("code", rules_block.code, []),
-        ("fence", rules_block.fence, _INTERRUPTS),
-        ("heading", rules_block.heading, _INTERRUPTS[:3]),
-        ("lheading", rules_block.lheading, []),
-        ("paragraph", rules_block.paragraph, []),
-    ):
-        made.block.ruler.at(name, _block_rule(block_rule), {"alt": interrupts})
-    made.block.ruler.before(
-        "fence", "math_block", _block_rule(formulas.block), {"alt": _INTERRUPTS}
-    )
     made.core.ruler.at("inline", _core)
     for name, render_rule in (
         ("text", _text),
@@ -534,9 +400,6 @@ def _parser() -> MarkdownIt:
         ("code_block", _code),
         ("math_inline", _formula),
         ("math_block", _formula),
-        ("footnote_mark", _footnote_mark),
-        ("footnote_open", _footnote_open),
-        ("footnote_close", _footnote_close),
         ("link_open", _link_open),
     ):
         made.add_render_rule(name, render_rule)

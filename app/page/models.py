@@ -19,15 +19,12 @@ from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.service import memory_of
 from app.page.chats import Chats
-from app.page.downloads import PAUSED, RUNNING, Transfer, Transfers
 from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
-from batching.gguf.types import TYPES
 from batching.llama.hardware import available_memory
 from speculation.registry import PAIRED, ModelEntry, RegistryError, is_local
-from speculation.registry.conversion import FASTER, converted_path
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
 from speculation.registry.fit import (
@@ -43,7 +40,6 @@ from speculation.registry.fit import (
 from speculation.registry.hub import Partial, gguf_files
 from speculation.registry.local import (
     COMPANIONS,
-    converted_models,
     delete,
     entry_of,
     files_in_cache,
@@ -95,27 +91,15 @@ class ModelList:
 
     def __init__(self, chats: Chats, spec: ModelSpec) -> None:
         """``spec`` is how the server was started; loads keep what they do not say."""
-        self._backend, self._feed, self._speeds = chats.backend, chats.feed, chats.speeds
+        self._backend, self._speeds = chats.backend, chats.speeds
         self._spec = spec
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_measuring = False
-        self.transfers = Transfers(lambda one: self._tell(transfer=asdict(one)))
-
-    def _tell(self, **data: Any) -> None:
-        """Publish an event, from any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._feed.publish, None, "models", data)
-
-    async def follow(self) -> None:
-        """Let events go to the running event loop's feed."""
-        self._loop = asyncio.get_running_loop()
 
     # Reading
 
     def entries(self) -> dict[str, ModelEntry]:
         """All models that can be loaded by name, and the loaded one by the name it was given."""
         try:
-            found = known_models() | models_in_part() | converted_models()
+            found = known_models() | models_in_part()
         except RegistryError as error:
             raise ApiError(str(error), 500) from error
         status = self._backend.status()
@@ -141,7 +125,6 @@ class ModelList:
         return {
             "models": [self._model(one, view) for one in self.entries().values()],
             "computed_by": model.computed_by if model is not None else "",
-            "is_measuring": self._is_measuring,
         }
 
     def hub(self, text: str, asked: Wanted) -> Json:
@@ -182,10 +165,8 @@ class ModelList:
             shape = shape if path is None else describe(path)
         except (SpeculationError, OSError) as error:
             trouble = str(error)
-        source, transfer = entry.source, self.transfers.known().get(entry.name)
+        source = entry.source
         part = view.left.get(source.parts[0]) if isinstance(source, HubFile) else None
-        if part is not None and transfer is None:
-            transfer = Transfer(entry.name, PAUSED, part.done, part.total)
         model = self._backend.status().model
         is_loaded = model is not None and model.spec.model == entry.name
         if part is not None and path is None and part.wanted.parts == [source]:
@@ -207,10 +188,9 @@ class ModelList:
             "fit": asdict(fit(shape, view.wanted, view.memory, smaller)) if shape.n_bytes else None,
             "beside": _beside(entry, own),
             "speeds": self._speeds.of(path) if path is not None else {},
-            "transfer": asdict(transfer) if transfer is not None else None,
+            "part": {"done": part.done, "total": part.total} if part is not None else None,
             "can_download": isinstance(source, HubFile) and not is_here,
             "can_delete": not is_loaded and bool(part or files_in_cache(entry)),
-            "faster": None if path is None else _faster(path, shape),
         }
 
     def _memory(self) -> Memory:
@@ -235,7 +215,8 @@ class ModelList:
         return all(name in known and is_local(known[name]) for name in names - {"", PAIRED})
 
     def load(self, asked: Load) -> None:
-        """Begin to load; the load goes on whether or not a page shows it."""
+        """Begin to load, with a download if that is needed. It goes on whether or not a page shows
+        it, and the loaded model with it until the new one's files are here."""
         model = _typed(asked.model)
         wanted = replace(
             self._spec,
@@ -254,19 +235,6 @@ class ModelList:
         """Stop the load that a page began, if any."""
         self._backend.stop(LOAD)
 
-    def download(self, name: str) -> None:
-        entry = self.entry(name)
-        if not isinstance(entry.source, HubFile):
-            raise ApiError(_hint(entry) or f"{name} is not on the hub", 409, param="name")
-        self.transfers.download(name)
-
-    def convert(self, name: str) -> None:
-        path = model_path(self.entry(name))
-        faster = None if path is None else _faster(path, describe(path))
-        if path is None or faster is None:
-            raise ApiError(f"no other format of {name} is known to be faster here", 409)
-        self.transfers.convert(name, path, faster["file_type"])
-
     def delete(self, name: str) -> int:
         """Delete a model's file; returns the bytes that this frees."""
         entry, status = self.entry(name), self._backend.status()
@@ -278,37 +246,13 @@ class ModelList:
         files = {file.resolve() for file in files_in_cache(entry)}
         if files & {path.resolve() for path in used if path is not None}:
             raise ApiError(f"{name} is loaded; load another model first", 409, param="name")
-        transfer = self.transfers.known().get(name)
-        if transfer is not None and transfer.state == RUNNING:
-            raise ApiError(f"{name} is being downloaded or converted; pause that first", 409)
+        if status.loading is not None and status.loading.model == name:
+            raise ApiError(f"{name} is being loaded; cancel that first", 409)
         try:
             freed = delete(entry)
         except (SpeculationError, OSError) as error:
             raise ApiError(str(error), 409, param="name") from error
-        self.transfers.forget(name)
-        self._tell(changed=True)
         return freed
-
-    def measure(self) -> None:
-        """Begin to measure the loaded model."""
-        if self._backend.status().model is None:
-            raise ApiError("no model is loaded", 409)
-        if self._is_measuring:
-            raise ApiError("the model is being measured already", 409)
-        self._is_measuring = True
-
-        def run() -> None:
-            error = ""
-            try:
-                for method in self._speeds.measure():
-                    self._tell(measuring=method)
-            except Exception as failure:
-                error = str(failure)
-            finally:
-                self._is_measuring = False
-                self._tell(measuring=None, error=error)
-
-        Thread(target=run, name="measure", daemon=True).start()
 
 
 def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
@@ -318,15 +262,14 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         prefix="/page/models",
         route_class=Limited,
         tags=["page"],
-        dependencies=[Depends(owner_of), Depends(models.follow)],
+        dependencies=[Depends(owner_of)],
     )
-    trusted = [Depends(require_trusted)]
 
     @router.get("")
     async def list_models(wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.as_json, wanted))
 
-    @router.get("/hub", dependencies=trusted)
+    @router.get("/hub", dependencies=[Depends(require_trusted)])
     async def list_hub(repo: str, wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.hub, repo, wanted))
 
@@ -342,26 +285,6 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         models.cancel()
         return as_json({})
 
-    @router.post("/download", dependencies=trusted)
-    async def download(body: Named) -> Response:
-        await asyncio.to_thread(models.download, body.name)
-        return as_json({})
-
-    @router.post("/pause")
-    async def pause(body: Named) -> Response:
-        models.transfers.pause(body.name)
-        return as_json({})
-
-    @router.post("/convert", dependencies=trusted)
-    async def convert(body: Named) -> Response:
-        await asyncio.to_thread(models.convert, body.name)
-        return as_json({})
-
-    @router.post("/measure")
-    async def measure() -> Response:
-        models.measure()
-        return as_json({})
-
     @router.delete("/files")
     async def delete_files(owner: Owner, body: Named) -> Response:
         if owner:
@@ -370,7 +293,9 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
                 "`hf cache` does that.",
                 403,
             )
-        return as_json({"freed": await asyncio.to_thread(models.delete, body.name)})
+        freed = await asyncio.to_thread(models.delete, body.name)
+        chats.feed.publish(None, "models", {"changed": True})
+        return as_json({"freed": freed})
 
     app.include_router(router)
 
@@ -412,17 +337,6 @@ def _beside(entry: ModelEntry, wanted: Wanted) -> str:
         return ""
     needed = need(describe(path), wanted)
     return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
-
-
-def _faster(path: Path, shape: Shape) -> Json | None:
-    """The format that is faster here than a file's, and the bytes it takes on disk, if the file is
-    not converted yet."""
-    file_type = FASTER.get(shape.file_type)
-    if file_type is None or converted_path(path, file_type).is_file():
-        return None
-    by_name = {one.name: one.n_bytes / one.n_values for one in TYPES.values()}
-    size = int(shape.n_bytes * by_name[file_type] / by_name[shape.file_type])
-    return {"file_type": file_type, "n_bytes": size}
 
 
 def _typed(name: str) -> str:

@@ -1,17 +1,11 @@
 """What came of a reply's drafts: a sentence for a newcomer, and the figures behind it. Pure.
 
-A speed-up is said only if both speeds were measured. That of plain decoding comes from the first of
-these that there is:
-
-- the plain steps of this reply, if there are LEAST_PLAIN: the median, without drafting. They were
-  taken on the same machine, in the same minute and at the same place of the context. The reply's
-  own time has its plain steps at their median, too, so that a pause in one of them does not count.
-  Steps that also decoded other texts are left out
-- the cost curve: a decode of one row, as learnt from this model's steps so far. That leaves out
-  sampling, so the speed-up that follows from it is a little too low
-- an earlier measurement with this model, of another text
-
-None is a plain run of this text, so the sentence says "about".
+A speed-up compares with the plain steps of this reply, at their median, if there are LEAST_PLAIN:
+they were taken in the same minute and at the same place of the context. The reply's own time has
+them at their median, too, so that a pause does not count. Else it compares with the learnt cost of
+decoding one row, which leaves out sampling, so that the speed-up is a little too low. Neither is a
+plain run of this text, so the sentence says "about". Steps that also decoded other texts tell
+nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +21,10 @@ from app.worker.messages import Done, StepRecord
 from speculation.drafter import BASELINE
 from speculation.stats import STRUCTURE, rate
 
-# In half a second, a pause of 20 ms changes a speed by 4%. What is said to be "about" so much needs
-# less.
-LEAST_COMPARED, LEAST_SECONDS = 64, 0.5  # tokens of a run, and its time
-LEAST_ABOUT, LEAST_ABOUT_MS = 32, 100.0
-LEAST_PLAIN = 8  # plain steps
+LEAST_TOKENS, LEAST_MS = 32, 100.0  # of a reply that tells a speed-up
+LEAST_PLAIN = 8  # steps
 CHECKED = 4  # tokens, whose cost is compared with that of one
 DEAR = 1.5  # times the cost of one: a reason to draft nothing
-LONG = 0.25  # of the time: a reason why a reply was slower
 
 # What became of a source's tokens. Those of others were "drafted by" them.
 _VERBS = {
@@ -65,21 +55,18 @@ def outcome(
     done: Done,
     records: Sequence[StepRecord] = (),
     message: str = "",
-    *,
-    plain_speed: float = 0.0,
     n_left_out: int = 0,
 ) -> Outcome:
     """What to say of a reply that ended with ``done``.
 
-    records      its steps, or nothing if they were not recorded
+    records      its steps
     message      what the user wrote, to tell what was copied from it
-    plain_speed  tokens per second of plain decoding with this model, measured earlier; 0 = unknown
     n_left_out   how many earlier turns the prompt left out
     """
-    known = _plain(done, records, plain_speed)
+    plain = _plain(done, records)
     return Outcome(
-        _sentence(done, records, message, known),
-        tuple(_figures(done, records, known, n_left_out)),
+        _sentence(done, records, message, plain),
+        tuple(_figures(done, records, plain, n_left_out)),
     )
 
 
@@ -89,44 +76,29 @@ def speed(done: Done) -> float:
 
 
 class _Plain(NamedTuple):
-    """What is known of plain decoding.
-
-    ratio   how many times as fast the reply was
-    figure  its label and value
-    is_long  whether enough was timed to tell the ratio
-    """
+    """What is known of plain decoding: how many times as fast the reply was, 0 if it was too short
+    to tell, and the time of a plain step."""
 
     ratio: float
-    figure: tuple[str, str]
-    is_long: bool
+    step: str
 
 
-def _plain(done: Done, records: Sequence[StepRecord], plain_speed: float) -> _Plain | None:
-    steps = _alone(records)
+def _plain(done: Done, records: Sequence[StepRecord]) -> _Plain | None:
+    # The first step may also read the end of the prompt.
+    steps = [one for one in records[1:] if one.n_texts == 1]
     n, spent = sum(map(n_tokens, steps)), sum(map(milliseconds, steps))
-    if not records:
-        n, spent = done.n_tokens - done.n_first, 1e3 * done.decode_seconds
-    is_long = n >= LEAST_ABOUT and spent >= LEAST_ABOUT_MS
     own = [one for one in steps if one.n_rows == 1]
     if len(own) >= LEAST_PLAIN:
         step = median(one.decode_ms + one.accept_ms for one in own)
         spent += len(own) * median(map(milliseconds, own)) - sum(map(milliseconds, own))
-        figure = ("A plain step", f"{_ms(step)}, the median of {len(own)} in this reply")
+        figure = f"{_ms(step)}, the median of {len(own)} in this reply"
     elif done.decode_ms:
         step = done.decode_ms[0]
-        figure = ("A plain step", f"{_ms(step)}, the learnt cost of a decode")
-    elif plain_speed:
-        step = 1e3 / plain_speed
-        figure = ("Plain decoding", f"{_speed(plain_speed)}, measured earlier with this model")
+        figure = f"{_ms(step)}, the learnt cost of a decode"
     else:
         return None
-    return _Plain(n * step / spent if spent else 0.0, figure, is_long)
-
-
-def _alone(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """The steps that tell a speed: without the first, and without those that decoded other texts,
-    too."""
-    return [one for one in records[1:] if one.n_texts == 1]
+    is_long = n >= LEAST_TOKENS and spent >= LEAST_MS
+    return _Plain(n * step / spent if is_long else 0.0, figure)
 
 
 def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _Plain | None) -> str:
@@ -139,28 +111,14 @@ def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _P
     if done.n_accepted:
         came = _accepted(done, records, message)
     else:
-        came = f"none of {done.n_drafted} drafts was accepted"
-    if plain is None:
-        return f"The speed of plain decoding is not known here: {came}"
-    if not plain.is_long:
-        is_alone = len(_alone(records)) == len(records[1:])
-        why = "Too short" if is_alone else "Written beside other texts for too long"
-        return f"{why} to tell a speed-up: {came}"
+        came = f"0 of {done.n_drafted} drafts were accepted"
+    if plain is None or not plain.ratio:
+        return came
     if round(plain.ratio, 1) == 1.0:
         return f"About as fast as plain decoding: {came}"
     if plain.ratio > 1.0:
         return f"About {times(plain.ratio)} as fast as plain decoding: {came}"
-    why = _why_slower(done, records)
-    return f"Slower than plain decoding, about {times(plain.ratio)} as fast: {why}"
-
-
-def _why_slower(done: Done, records: Sequence[StepRecord]) -> str:
-    """Where the time went: into drafting if that took LONG of it, else into rejected drafts."""
-    spent = sum(map(milliseconds, records[1:]))
-    drafting = sum(one.draft_ms for one in records[1:])
-    if drafting > LONG * spent:
-        return f"drafting took {100 * drafting / spent:.0f}% of the time"
-    return f"{done.n_accepted} of {done.n_drafted} drafts were accepted"
+    return f"Slower than plain decoding, about {times(plain.ratio)} as fast: {came}"
 
 
 def times(ratio: float) -> str:
@@ -173,13 +131,10 @@ def _no_drafts(done: Done) -> str:
         return f"No drafts: {done.method} found none"
     if done.model is not None and not done.model.can_draft:
         return "No drafts: this model is recurrent and cannot drop rejected ones"
-    if len(done.decode_ms) < CHECKED:
-        return "No drafts: none was likely enough"
-    ratio = _cost_of_checking(done)
-    costs = f"checking {CHECKED} tokens costs"
-    if ratio >= DEAR:
-        return f"No drafts: {costs} {ratio:.1f} times one here"
-    return f"No drafts: none was likely enough, though {costs} only {ratio:.1f} times one here"
+    if len(done.decode_ms) >= CHECKED and _cost_of_checking(done) >= DEAR:
+        cost = f"{_cost_of_checking(done):.1f}× one token on this machine"
+        return f"No drafts: verifying {CHECKED} tokens costs {cost}"
+    return "No drafts: none was likely enough"
 
 
 def _cost_of_checking(done: Done) -> float:
@@ -221,7 +176,7 @@ def _figures(
     if speed(done):
         found.append(("Speed", _speed(speed(done))))
     if plain is not None and done.method != BASELINE:
-        found.append(plain.figure)
+        found.append(("A plain step", plain.step))
     if done.n_steps:
         found.append(("Tokens per step", f"{done.n_tokens / done.n_steps:.1f}"))
     if done.n_drafted:

@@ -37,7 +37,7 @@ class Owners:
             )
         return memory_of(http) or _hash(str(cookie))
 
-    def greet(self, http: Request, response: Response) -> str:
+    def ensure_cookie(self, http: Request, response: Response) -> str:
         """The same for a page that is being loaded, which gets a cookie if it needs one."""
         if self._is_one or memory_of(http) or http.cookies.get(COOKIE):
             return self.of(http)

@@ -34,9 +34,9 @@ class Prompt:
             return LeftOut()
         return LeftOut(self.starts.index(reads_from), n_ctx)
 
-    def first_read(self, left_out: LeftOut) -> int | None:
+    def first_read(self, n_left_out: int) -> int | None:
         """The turn that the prompt begins with; None if it leaves nothing out."""
-        return self.starts[left_out.n_turns] if left_out.n_turns else None
+        return self.starts[n_left_out] if n_left_out else None
 
 
 def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:

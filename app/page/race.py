@@ -7,23 +7,27 @@ in the chat.
 
 from __future__ import annotations
 
-import math
+import asyncio
+import secrets
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median_low
 from time import monotonic
+from typing import Any
 
-from app.page.outcome import LEAST_COMPARED, LEAST_SECONDS, speed, times
+from app.page.feed import Feed
+from app.page.outcome import speed, times
 from app.worker.backend import Backend
-from app.worker.messages import Chance, ChatRequest, Done, Failed, Tokens
+from app.worker.messages import ChatRequest, Done, Failed, Tokens
 from batching.cache import common_prefix
 from speculation.drafter import BASELINE
 
 ROUNDS = 3
 INTERVAL = 0.1  # seconds between two Running
-# Logarithms of probabilities. Rounding moved those of the bundled models by less.
-NEAR_TIE = 0.5
+# Of each method, in all rounds together. In half a second, a pause of 20 ms changes a speed by 4%.
+LEAST_TOKENS, LEAST_SECONDS = 64, 0.5
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,6 @@ class Run:
     """
 
     method: str
-    round: int
     tokens: tuple[tuple[float, str, bool], ...]
     ids: tuple[int, ...]
     done: Done
@@ -43,6 +46,10 @@ class Run:
     @property
     def text(self) -> str:
         return "".join(text for _, text, _ in self.tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        tokens = [[round(seconds, 3), text, drafted] for seconds, text, drafted in self.tokens]
+        return {"method": self.method, "tokens": tokens}
 
 
 @dataclass(frozen=True)
@@ -59,21 +66,14 @@ class Running:
 class Result:
     """The end of a race.
 
-    speed_up  how many times as fast the second method is as the first: the median of all rounds;
-              0 if the runs were too short for a number
-    slowest, fastest  the lowest and the highest of any round
-    sentence  speed-up and range, or that the runs were too short
-    same      whether the texts are the same in every round
-    parting   ``same text``, or at which token and character they part, and why if that is known
+    sentence  how many times as fast the second method is as the first: the median of all rounds,
+              and its range; or that the runs were too short
+    texts     whether the texts are the same in every round, or at which token two part
     played    a run of each method, of the round with the median, to play on one clock
     """
 
-    speed_up: float
-    slowest: float
-    fastest: float
     sentence: str
-    same: bool
-    parting: str
+    texts: str
     played: tuple[Run, Run]
 
 
@@ -83,9 +83,9 @@ def race(
     methods: tuple[str, str],
     rounds: int = ROUNDS,
     clock: Callable[[], float] = monotonic,
-) -> Iterator[Running | Run | Result | Failed]:
-    """Let two methods write the reply to ``request`` in turn. Yields Running and each Run, then
-    Result, or Failed. Ends without a result if a run is stopped.
+) -> Iterator[Running | Result | Failed]:
+    """Let two methods write the reply to ``request`` in turn. Yields Running, then Result or
+    Failed. Ends without a result if a run is stopped.
 
     Leaving the loop early stops the run.
     """
@@ -95,57 +95,48 @@ def race(
         pair: dict[int, Run] = {}
         # Each begins in turn: the machine may get slower or quicker meanwhile.
         for i in (0, 1) if number % 2 == 0 else (1, 0):
-            asked = replace(request, method=methods[i])
-            run = yield from _run(backend, asked, number, rounds, clock)
+            now = Running(number, rounds, methods[i], 0)
+            run = yield from _run(backend, replace(request, method=methods[i]), now, clock)
             if run is None:
                 return
-            yield run
             pair[i] = run
         pairs.append((pair[0], pair[1]))
     speed_ups = [_speed_up(pair) for pair in pairs]
     middle = median_low(speed_ups)
-    played = pairs[speed_ups.index(middle)]
-    different = [pair for pair in (played, *pairs) if pair[0].text != pair[1].text]
-    parting = _parting(backend, request, different[0]) if different else "same text"
-    slowest, fastest = min(speed_ups), max(speed_ups)
     titles = {one.name: one.title for one in backend.methods()} | {BASELINE: "plain decoding"}
     before, after = (titles[method.partition(":")[0]] for method in methods)
     sentence = f"{after[0].upper()}{after[1:]} is {times(middle)} as fast as {before}"
     if rounds > 1:
-        sentence += f" ({times(slowest)} to {times(fastest)} in {rounds} rounds)"
-    if _is_short(pairs):
-        middle = slowest = fastest = 0.0
+        slowest, fastest = times(min(speed_ups)), times(max(speed_ups))
+        sentence += f" ({slowest} to {fastest} in {rounds} rounds)"
+    if any(map(_is_short, zip(*pairs, strict=True))):
         sentence = "Too short for a number"
-    yield Result(middle, slowest, fastest, sentence, not different, parting, played)
+    yield Result(sentence, _texts(pairs), pairs[speed_ups.index(middle)])
 
 
 def _run(
-    backend: Backend,
-    request: ChatRequest,
-    number: int,
-    rounds: int,
-    clock: Callable[[], float],
+    backend: Backend, request: ChatRequest, now: Running, clock: Callable[[], float]
 ) -> Generator[Running | Failed, None, Run | None]:
     """Write the reply once. Returns None if that failed or was stopped."""
     tokens: list[tuple[float, str, bool]] = []
     ids: list[int] = []
     first = due = 0.0
-    yield Running(number, rounds, request.method, 0)
+    yield now
     with closing(backend.reply(request)) as events:
         for event in events:
             if isinstance(event, Tokens):
-                now = clock()
+                at = clock()
                 if not ids:
-                    first, due = now, now + INTERVAL
-                tokens += [(now - first, text, drafted) for text, drafted in event.pieces]
+                    first, due = at, at + INTERVAL
+                tokens += [(at - first, text, drafted) for text, drafted in event.pieces]
                 ids += event.ids
-                if now >= due:
-                    due = now + INTERVAL
-                    yield Running(number, rounds, request.method, len(ids))
+                if at >= due:
+                    due = at + INTERVAL
+                    yield replace(now, n_tokens=len(ids))
             elif isinstance(event, Failed):
                 yield event
             elif isinstance(event, Done) and event.finish_reason != "cancelled":
-                return Run(request.method, number, tuple(tokens), tuple(ids), event)
+                return Run(request.method, tuple(tokens), tuple(ids), event)
     return None
 
 
@@ -154,56 +145,69 @@ def _speed_up(pair: tuple[Run, Run]) -> float:
     return after / before if before else 0.0
 
 
-def _is_short(pairs: Sequence[tuple[Run, Run]]) -> bool:
-    """Whether either method wrote too little in all rounds together."""
-    for runs in zip(*pairs, strict=True):
-        n = sum(run.done.n_tokens - run.done.n_first for run in runs)
-        if n < LEAST_COMPARED or sum(run.done.decode_seconds for run in runs) < LEAST_SECONDS:
-            return True
-    return False
+def _is_short(runs: Sequence[Run]) -> bool:
+    """Whether a method wrote too little to tell its speed."""
+    n = sum(run.done.n_tokens - run.done.n_first for run in runs)
+    return n < LEAST_TOKENS or sum(run.done.decode_seconds for run in runs) < LEAST_SECONDS
 
 
-# Methods that draw other texts from the same seed.
-_OTHER_DRAWS = {
-    "verify=typical-lossy": "also accepts drafts that are only likely enough",
-    "verify=rejection": "draws its tokens in another way, from the same probabilities",
-}
+def _texts(pairs: Sequence[tuple[Run, Run]]) -> str:
+    for one, other in pairs:
+        if one.text != other.text:
+            return f"The texts part at token {common_prefix(one.ids, other.ids) + 1}"
+    return "Same text ✓"
 
 
-def _parting(backend: Backend, request: ChatRequest, pair: tuple[Run, Run]) -> str:
-    """Where two texts part, and why if that is known."""
-    at = common_prefix(pair[0].ids, pair[1].ids)
-    character = common_prefix(pair[0].text, pair[1].text)
-    why = ""
-    if request.sampling.get("temperature"):
-        for verifier, what in _OTHER_DRAWS.items():
-            for run in pair:
-                if verifier in run.method:
-                    why = f": {run.method} {what}"
-    elif at < min(len(run.ids) for run in pair):
-        why = _near_tie(backend, request, pair, at)
-    return f"The texts part at token {at + 1}, character {character + 1}{why}"
+@dataclass
+class _Race:
+    owner: str
+    request: ChatRequest
+    is_stopping: threading.Event = field(default_factory=threading.Event)
 
 
-def _near_tie(backend: Backend, request: ChatRequest, pair: tuple[Run, Run], at: int) -> str:
-    """Whether the model finds both tokens almost equally likely where two greedy texts part; empty
-    if not. Reads it from the probabilities of one more plain run."""
-    asked = replace(request, method=BASELINE, max_tokens=at + 1, logprobs=2)
-    ids: list[int] = []
-    chances: list[tuple[Chance, tuple[Chance, ...]]] = []
-    for event in backend.reply(asked):
-        if isinstance(event, Tokens):
-            ids += event.ids
-            chances += event.chances
-    if len(chances) <= at or tuple(ids[:at]) != pair[0].ids[:at]:
-        return ""
-    own, top = chances[at]
-    found = {one.id: one.logprob for one in (own, *top)}
-    logprobs = [found.get(run.ids[at], -math.inf) for run in pair]
-    if not abs(logprobs[0] - logprobs[1]) < NEAR_TIE:
-        return ""
-    shares = " and ".join(f"{100 * math.exp(one):.0f}%" for one in logprobs)
-    return (
-        f": the model finds both tokens almost equally likely there ({shares}), and one row is "
-        "rounded otherwise than several"
-    )
+class Races:
+    """The running races, at most one an owner: a new one ends the one before it. Each runs in a
+    thread, and the stream tells how far it is."""
+
+    def __init__(self, backend: Backend, feed: Feed) -> None:
+        self._backend = backend
+        self._feed = feed
+        self._races: dict[str, _Race] = {}  # by id
+
+    def start(self, owner: str, request: ChatRequest, methods: tuple[str, str], rounds: int) -> str:
+        """Start a race of two methods; returns its id."""
+        for number, other in list(self._races.items()):
+            if other.owner == owner:
+                self.stop(owner, number)
+        id_ = secrets.token_urlsafe(9)
+        started = self._races[id_] = _Race(owner, request)
+        loop = asyncio.get_running_loop()
+
+        def tell(**data: Any) -> None:
+            loop.call_soon_threadsafe(self._feed.publish, owner, "race", {"race": id_, **data})
+
+        def run() -> None:
+            end: dict[str, Any] = {"error": "The race was stopped."}
+            try:
+                for event in race(self._backend, request, methods, rounds):
+                    if started.is_stopping.is_set():
+                        break
+                    if isinstance(event, Running):
+                        tell(progress=asdict(event))
+                    elif isinstance(event, Result):
+                        played = [one.as_json() for one in event.played]
+                        end = {"result": {**vars(event), "played": played}}
+                    else:
+                        end = {"error": event.message}
+            finally:
+                tell(**end)
+                loop.call_soon_threadsafe(self._races.pop, id_)
+
+        threading.Thread(target=run, daemon=True).start()
+        return id_
+
+    def stop(self, owner: str, id_: str) -> None:
+        found = self._races.get(id_)
+        if found is not None and found.owner == owner:
+            found.is_stopping.set()
+            self._backend.stop(found.request.id)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
@@ -31,36 +31,48 @@ log = logging.getLogger(__name__)
 _CUT_SHORT = ("cancelled", "length", "context")
 
 
+_Pair = Field(min_length=2, max_length=2)
+
+
 @dataclass
-class Reply:
-    """A reply, finished or still being generated.
+class Kept:
+    """What is kept of a reply beside its text.
 
     runs       [characters, tokens] of its text: a plain run, a drafted one, and so on in turn
-    notice     progress to show before there is text
     opening    the mark that opens the reasoning, if the prompt contains it instead of the reply
     thinking   whether the model was told to reason
     seconds_thinking  how long it has reasoned
-    left_out   which earlier turns the prompt left out
+    n_left_out  how many earlier turns the prompt left out, for a context of ``n_ctx`` tokens
     reads_from  the turn that the prompt began with, if it left some out
     sentence, figures, cells  what is said of its drafts below it (``outcome``), and its steps' bar
     """
 
     method: str = ""
-    text: str = ""
-    runs: list[list[int]] = field(default_factory=list)
-    notice: str = ""
-    done: Done | None = None
-    error: str = ""
     model: str = ""
-    n_ctx: int = 0
+    n_ctx: NonNegativeInt = 0
+    runs: list[Annotated[list[NonNegativeInt], _Pair]] = field(default_factory=list)
     opening: str = ""
     thinking: bool | None = None
-    seconds_thinking: float = 0.0
-    left_out: LeftOut = field(default_factory=LeftOut)
+    seconds_thinking: FiniteFloat = 0.0
+    error: str = ""
+    n_left_out: NonNegativeInt = 0
     reads_from: int | None = None
     sentence: str = ""
-    figures: list[list[str]] = field(default_factory=list)
-    cells: list[list[float]] = field(default_factory=list)
+    figures: list[Annotated[list[str], _Pair]] = field(default_factory=list)
+    cells: list[Annotated[list[FiniteFloat], _Pair]] = field(default_factory=list)
+    done: Done | None = None
+
+
+_KEPT = TypeAdapter(Kept)
+
+
+@dataclass
+class Reply(Kept):
+    """A reply, finished or still being generated. ``notice`` is progress to show before there is
+    text."""
+
+    text: str = ""
+    notice: str = ""
     marks: Marks = field(default_factory=Marks)
     _thinks_since: float | None = None
 
@@ -112,7 +124,7 @@ class Reply:
         elif isinstance(event, Waiting):
             self.notice = waiting_notice(event)
         elif isinstance(event, LeftOut):
-            self.left_out = event
+            self.n_left_out, self.n_ctx = event.n_turns, event.n_ctx or self.n_ctx
         elif isinstance(event, Prefill):
             self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
         elif isinstance(event, Opening):
@@ -122,7 +134,7 @@ class Reply:
             self.notice, self.done = "", replace(event, prompt="")
             if event.model is not None:
                 self.model = Path(event.model.spec.model).name
-                self.n_ctx = event.model.n_ctx
+                self.n_ctx = self.n_ctx if self.n_left_out else event.model.n_ctx
             self._thinks_since = None
         elif isinstance(event, Failed):
             self.notice, self.error = "", event.message
@@ -143,22 +155,9 @@ class Reply:
 
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` reads, without the text."""
-        kept: dict[str, Any] = {
-            "method": self.method,
-            "model": self.model,
-            "n_ctx": self.left_out.n_ctx or self.n_ctx,
-            "runs": [list(run) for run in self.runs],
-            "opening": self.opening,
-            "thinking": self.thinking,
-            "seconds_thinking": round(self.seconds_thinking, 1),
-            "error": self.error,
-            "n_left_out": self.left_out.n_turns,
-            "reads_from": self.reads_from,
-            "sentence": self.sentence,
-            "figures": self.figures,
-            "cells": self.cells,
-            "saved_at": round(time(), 1),
-        }
+        kept = {one.name: getattr(self, one.name) for one in fields(Kept)}
+        kept["runs"] = [list(run) for run in self.runs]
+        kept["seconds_thinking"] = round(self.seconds_thinking, 1)
         if self.done is not None:
             kept["done"] = vars(replace(self.done, model=None, decode_ms=()))
         return kept
@@ -171,39 +170,13 @@ class Reply:
             found = _KEPT.validate_python(kept)
         except ValidationError as error:
             log.warning("ignoring what was kept of a reply beside its text: %s", error)
-            found = _Kept()
-        same = {name: vars(found)[name] for name in vars(found).keys() - {"runs", "n_left_out"}}
-        reply = cls(text=text, left_out=LeftOut(found.n_left_out, found.n_ctx), **same)
-        if sum(n_characters for n_characters, _ in found.runs) == len(text):
-            for number, (n_characters, n_tokens) in enumerate(found.runs):
+            found = Kept()
+        runs, found.runs = found.runs, []
+        reply = cls(**vars(found), text=text)
+        if sum(n_characters for n_characters, _ in runs) == len(text):
+            for number, (n_characters, n_tokens) in enumerate(runs):
                 reply._add(n_characters, number % 2 == 1, n_tokens)
         return reply
-
-
-_PAIR = Field(min_length=2, max_length=2)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What ``as_json`` keeps, as far as it is read."""
-
-    method: str = ""
-    model: str = ""
-    n_ctx: NonNegativeInt = 0
-    runs: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
-    opening: str = ""
-    thinking: bool | None = None
-    seconds_thinking: FiniteFloat = 0.0
-    error: str = ""
-    n_left_out: NonNegativeInt = 0
-    reads_from: int | None = None
-    sentence: str = ""
-    figures: list[Annotated[list[str], _PAIR]] = field(default_factory=list)
-    cells: list[Annotated[list[FiniteFloat], _PAIR]] = field(default_factory=list)
-    done: Done | None = None
-
-
-_KEPT = TypeAdapter(_Kept)
 
 
 def waiting_notice(event: Waiting) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -23,20 +21,18 @@ from app.api.json_text import dumps
 from app.api.replies import while_connected
 from app.page import steps
 from app.page.apart import Apart, Unreadable
-from app.page.chats import MOST_TURNS, Ask, Chats, settings_of
+from app.page.chats import LEAF, MOST_TURNS, Ask, Chats, settings_of
 from app.page.feed import encoded
 from app.page.imported import chats_of
 from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.threads import in_thread
-from app.page.turns import GONE_SECONDS
-from app.store import Hit
+from app.page.threads import as_api_errors, in_store, while_shown
+from app.store import Hit, Turn
 from app.worker.messages import LoadedModel, ModelFacts, Status
 from speculation.registry import RegistryError, read_registry
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
-FILE_SECONDS = 1.0  # between looks at whether another server has changed the chats
 Json = dict[str, Any]
 
 
@@ -53,7 +49,6 @@ class Change(BaseModel):
 
     title: str | None = None
     is_pinned: bool | None = None
-    folder: str | None = None
     settings: Json | None = None
 
 
@@ -81,7 +76,7 @@ class Edit(Reply):
 class Message(Reply):
     text: str = ""
     files: list[GivenFile] = Field(default_factory=list)
-    parent: TurnId | None = None
+    parent: TurnId | None = LEAF
 
 
 class Race(Reply):
@@ -142,7 +137,6 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
 def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend = chats.kept, chats.feed, chats.backend
-    version = store.version()
     watching: list[asyncio.Task[None]] = []
     seen = backend.status()
     # The loaded model, and how it is told: models.txt is not read at each change of a status.
@@ -168,19 +162,6 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
             "is_down": status.is_down,
         }
 
-    async def watch_file() -> None:
-        """Let pages read again what another server of this user has changed, and once more when
-        that server may be gone."""
-        known, gone_at = version, math.inf
-        while True:
-            with suppress(ApiError):  # the file is locked for once
-                now, at = await in_thread(store.version), monotonic()
-                if now != known or at > gone_at:
-                    gone_at = math.inf if now == known else at + GONE_SECONDS
-                    known = now
-                    feed.publish(None, "reset", {})
-            await asyncio.sleep(FILE_SECONDS)
-
     async def watch_status() -> None:
         while True:
             status()
@@ -189,14 +170,13 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/state")
     async def state(http: Request) -> Response:
         response = Response(media_type="application/json")
-        owner, shown, seq = owners.greet(http, response), status(), feed.seq
-        presets = await in_thread(lambda: store.presets(owner))
+        owner, shown, seq = owners.ensure_cookie(http, response), status(), feed.seq
+        presets = await in_store(store, lambda: store.presets(owner))
         found = {
             "owner": owner,
             "status": status_json(shown),
             "methods": [asdict(method) for method in backend.methods()],
             "presets": [asdict(preset) for preset in presets],
-            "folders": await in_thread(lambda: store.folders(owner)),
             "notice": store.notice,
             "seq": seq,
         }
@@ -208,7 +188,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def events(http: Request, owner: Owner, after: str = "") -> Response:
         last = http.headers.get("last-event-id", after)
         if not watching:
-            watching.extend(map(asyncio.ensure_future, (watch_status(), watch_file())))
+            watching.append(asyncio.ensure_future(watch_status()))
         return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
 
     # Chats
@@ -216,18 +196,15 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/chats")
     async def list_chats(
         owner: Owner,
-        folder: str | None = None,
         before: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
-        found = await in_thread(
-            lambda: store.chats(owner, folder=folder, before=before, limit=limit)
-        )
+        found = await in_store(store, lambda: store.chats(owner, before=before, limit=limit))
         return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits = await in_thread(lambda: store.search(owner, q))
+        hits = await in_store(store, lambda: store.search(owner, q))
         return as_json({"hits": [hit_json(chats, hit) for hit in hits]})
 
     @router.post("/chats")
@@ -271,10 +248,10 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         owner: Owner, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
     ) -> Response:
         kept = chats.store_of(chat)
-        title = (await in_thread(lambda: kept.chat(chat, owner))).title
+        title = (await in_store(kept, lambda: kept.chat(chat, owner))).title
         name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
         if kind == "md":
-            text = await in_thread(lambda: kept.as_markdown(chat, owner))
+            text = await in_store(kept, lambda: kept.as_markdown(chat, owner))
             return _download(iter([text]), f"{name}.md", "text/markdown")
         return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
 
@@ -287,12 +264,8 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.post("/chats/{chat}/messages")
     async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
         files = await while_connected(http, _files(body.files, (), apart))
-        parent = body.parent
-        if "parent" not in body.model_fields_set:
-            kept = chats.store_of(chat)
-            parent = (await in_thread(lambda: kept.chat(chat, owner))).leaf
         ask = Ask(owner, body.settings)
-        return as_json(await chats.message(ask, chat, _said(body.text), files, parent))
+        return as_json(await chats.message(ask, chat, _said(body.text), files, body.parent))
 
     @router.post("/turns/{turn}/retry")
     async def retry(owner: Owner, turn: TurnId, body: Reply) -> Response:
@@ -340,16 +313,13 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
 
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
-        def read() -> bytes | None:
-            kept = chats.store_of_turn(turn).steps(turn, owner)
-            with suppress(ValueError):
-                return None if kept is None else steps.shown(kept)
-            return None  # an earlier version's import kept anything
-
-        shown = await in_thread(read)
-        if shown is None:
-            raise ApiError("the steps of this reply are not kept", 404)
-        return Response(shown, media_type="application/json")
+        store = chats.store_of_turn(turn)
+        kept = await in_store(store, lambda: store.steps(turn, owner))
+        with suppress(ValueError):  # an earlier version's import kept anything
+            if kept is not None:
+                shown = await while_shown(lambda: steps.shown(kept))
+                return Response(shown, media_type="application/json")
+        raise ApiError("the steps of this reply are not kept", 404)
 
     # Races
 
@@ -360,8 +330,9 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
 
     @router.post("/race")
     async def race_text(owner: Owner, body: RaceOnText) -> Response:
+        said = Turn(0, "", None, "user", body.prompt)
         ask = Ask(owner, body.settings)
-        return as_json({"race": chats.race_text(ask, body.prompt, body.methods, body.rounds)})
+        return as_json({"race": chats.race(ask, [said], body.methods, body.rounds)})
 
     @router.delete("/races/{race}")
     async def stop_race(owner: Owner, race: str) -> Response:
@@ -374,12 +345,14 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def save_preset(owner: Owner, body: NewPreset) -> Response:
         settings_of(body.settings, backend)
         return as_json(
-            asdict(await in_thread(lambda: store.save_preset(owner, body.name, body.settings)))
+            asdict(
+                await in_store(store, lambda: store.save_preset(owner, body.name, body.settings))
+            )
         )
 
     @router.delete("/presets")
     async def delete_preset(owner: Owner, body: OldPreset) -> Response:
-        await in_thread(lambda: store.delete_preset(owner, body.id))
+        await in_store(store, lambda: store.delete_preset(owner, body.id))
         return as_json({})
 
     return router
@@ -393,7 +366,8 @@ def _imports(chats: Chats, apart: Apart) -> APIRouter:
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
             read = await while_connected(http, apart.read(chats_of, await http.body()))
-            found = await in_thread(lambda: chats.add(owner, read))
+            with as_api_errors():
+                found = await asyncio.to_thread(chats.add, owner, read)
         except Unreadable as error:
             raise ApiError(f"Cannot import this file: {error}.") from error
         told = [chats.tell(chat) for chat in found.chats]

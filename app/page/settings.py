@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, NoReturn
 
-from app.worker.backend import MethodInfo, Parameter
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError
+
+from app.worker.backend import MethodInfo
 from batching.errors import SpeculationError
 from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
 
-MAX_TOKENS = 1024
 RANDOM = -1  # as a seed: a new one for each reply
-N_SEEDS = 2**32 - 1
 DEEPEST = 20  # levels of settings in settings
-_TEXTS = ("grammar", "regex", "json_schema")
-_DEFAULTS = {
-    one.name: "" if one.name in _TEXTS else one.default
-    for one in fields(SamplingParams)
-    if one.name in _TEXTS or (isinstance(one.default, int | float) and one.name != "strict")
-}
+_NAMES = {one.name for one in fields(SamplingParams)} - {"logit_bias", "dry_breakers", "strict"}
 
 
 class InvalidSetting(Exception):
@@ -38,62 +32,74 @@ class InvalidSetting(Exception):
 class Settings:
     """The user's settings for a reply.
 
-    method      with its parameters as on the command line
-    max_tokens  None: until the context is full
+    parameters  of the method; read, they are a part of it, as on the command line
+    max_tokens  0: until the context is full
     thinking    whether to reason first, if the model supports it; None: the model's default
     leave_out   leave out the oldest turns if the context is too small for all
     """
 
     method: str = DEFAULT_METHOD
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_tokens: int | None = MAX_TOKENS
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 1024
     system: str = ""
-    thinking: bool | None = None
-    leave_out: bool = True
+    thinking: StrictBool | None = None
+    leave_out: StrictBool = True
+
+
+_SETTINGS, _SAMPLING = TypeAdapter(Settings), TypeAdapter(SamplingParams)
 
 
 def read_settings(values: Mapping[str, Any], methods: Collection[MethodInfo]) -> Settings:
-    """The settings that JSON means: the fields of ``Settings``, and ``parameters`` of the method.
-
-    Missing and empty values keep their defaults, and so do those with other names, which may be the
-    page's own. 0 for ``max_tokens`` means until the context is full. Raises InvalidSetting.
-    """
+    """The settings that JSON means. Missing and empty values keep their defaults, and those with
+    other names may be the page's own. Raises InvalidSetting."""
     level: list[Any] = [values]
     for _ in range(DEEPEST):
         parts = [one.values() if isinstance(one, Mapping) else one for one in level]
         level = [one for part in parts for one in part if isinstance(one, Mapping | list)]
     if level:
         raise InvalidSetting("settings", f"are nested more than {DEEPEST} levels deep")
-    max_tokens = _checked("max_tokens", values.get("max_tokens"), MAX_TOKENS)
-    if max_tokens < 0:
-        raise InvalidSetting("max_tokens", f"is {max_tokens}; give 0 or more")
-    thinking = values.get("thinking")
-    if thinking is not None and not isinstance(thinking, bool):
-        raise InvalidSetting("thinking", f"is {thinking!r:.40}; give true, false or null")
-    return Settings(
-        _method(values, methods),
-        _sampling(_mapping(values, "sampling")),
-        max_tokens or None,
-        _checked("system", values.get("system"), ""),
-        thinking,
-        _checked("leave_out", values.get("leave_out"), True),
-    )
+    try:
+        found = _SETTINGS.validate_python(_given(values))
+    except ValidationError as error:
+        _refuse(error)
+    return replace(found, method=_method(found, methods), sampling=_sampling(found.sampling))
 
 
-def _method(values: Mapping[str, Any], methods: Collection[MethodInfo]) -> str:
-    given = _checked("method", values.get("method"), DEFAULT_METHOD)
-    name, _, rest = given.partition(":")
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not empty."""
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and (not isinstance(value, str) or value.strip())
+    }
+
+
+def _refuse(error: ValidationError, name: str = "") -> NoReturn:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":  # of SamplingParams
+        message = str(first["ctx"]["error"])
+    else:
+        message = f"is {first['input']!r:.40}: {first['msg']}"
+    raise InvalidSetting(name or str(first["loc"][0]), message) from error
+
+
+def _method(found: Settings, methods: Collection[MethodInfo]) -> str:
+    """The method with its parameters."""
+    name, _, rest = found.method.partition(":")
     info = next((info for info in methods if info.name == name), None)
     if info is None:
         known = ", ".join(info.name for info in methods)
         raise InvalidSetting("method", f"is {name!r:.40}; give one of {known}")
-    known_parameters = {one.name: one for one in info.parameters}
+    usual = {one.name: one.default for one in info.parameters}
     changed = [rest] if rest else []
-    for parameter, value in _mapping(values, "parameters").items():
-        where = f"parameters.{parameter}"
-        if parameter not in known_parameters:
-            raise InvalidSetting(where, f"{name} has {', '.join(known_parameters) or 'none'}")
-        changed += _changed(known_parameters[parameter], where, value)
+    for parameter, value in _given(found.parameters).items():
+        if parameter not in usual:
+            known = ", ".join(usual) or "none"
+            raise InvalidSetting(f"parameters.{parameter}", f"{name} has {known}")
+        if value != usual[parameter]:
+            shown = ("off", "on")[value] if isinstance(value, bool) else value
+            changed.append(f"{parameter}={shown}")
     method = f"{name}:{','.join(changed)}" if changed else name
     if name in METHODS:
         try:
@@ -103,59 +109,22 @@ def _method(values: Mapping[str, Any], methods: Collection[MethodInfo]) -> str:
     return method
 
 
-def _changed(parameter: Parameter, where: str, value: Any) -> list[str]:
-    value = _checked(where, value, parameter.default)
-    if value == parameter.default:
-        return []
-    shown = ("off", "on")[value] if isinstance(value, bool) else value
-    return [f"{parameter.name}={shown}"]
-
-
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, value in values.items():
-        if name not in _DEFAULTS:
-            raise InvalidSetting(f"sampling.{name}", "is not one of the sampling settings")
-        if value is None or (isinstance(value, str) and not value.strip()):
-            continue
-        found[name] = _checked(f"sampling.{name}", value, _DEFAULTS[name])
-    if found.get("seed", RANDOM) == RANDOM:
+    given = _given(values)
+    for name in given.keys() - _NAMES:
+        raise InvalidSetting(f"sampling.{name}", "is not one of the sampling settings")
+    if given.get("seed", RANDOM) == RANDOM:
         # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
-        found["seed"] = random.randrange(N_SEEDS) if found.get("temperature") else 0
-    for name, value in found.items():
-        _check(f"sampling.{name}", {name: value})
-    _check("sampling", found)  # some exclude each other
+        given["seed"] = random.randrange(2**32 - 1) if given.get("temperature") else 0
+    found = {}
+    for name, value in given.items():
+        found[name] = getattr(_checked({name: value}, f"sampling.{name}"), name)
+    _checked(found, "sampling")  # some exclude each other
     return found
 
 
-def _check(name: str, sampling: Mapping[str, Any]) -> None:
+def _checked(sampling: Mapping[str, Any], name: str) -> SamplingParams:
     try:
-        SamplingParams(**sampling)
-    except SpeculationError as error:
-        raise InvalidSetting(name, str(error)) from error
-
-
-def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = values.get(name)
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidSetting(name, f"is {value!r:.40}; give an object")
-    return value or {}
-
-
-def _checked(name: str, value: Any, default: Any) -> Any:
-    """The value, of the default's type; the default if there is none."""
-    if value is None or (value == "" and not isinstance(default, str)):
-        return default
-    if isinstance(default, bool) or isinstance(value, bool):
-        fits, wanted = isinstance(default, bool) and isinstance(value, bool), "true or false"
-        wanted = wanted if isinstance(default, bool) else "a number"
-    elif isinstance(default, str):
-        fits, wanted = isinstance(value, str), "a text"
-    else:
-        fits = isinstance(value, int | float) and math.isfinite(value)
-        wanted = "a whole number" if isinstance(default, int) else "a number"
-        if isinstance(default, int):
-            fits = fits and value == int(value)
-    if not fits:
-        raise InvalidSetting(name, f"is {value!r:.40}; give {wanted}")
-    return int(value) if isinstance(default, int) and not isinstance(default, bool) else value
+        return _SAMPLING.validate_python(sampling)
+    except ValidationError as error:
+        _refuse(error, name)

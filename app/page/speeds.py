@@ -7,17 +7,14 @@ build computed is forgotten.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from uuid import uuid4
 
 from pydantic import TypeAdapter
 
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, Done, Failed
+from app.worker.messages import Done
 from batching.replacing import replacing
 from speculation.drafter import BASELINE
 from speculation.system.cache_folder import cache_folder
@@ -27,17 +24,6 @@ log = logging.getLogger(__name__)
 LEAST_TOKENS = 32  # of one reply; fewer say little
 MOST_SECONDS = 60.0  # older replies count for less beyond
 AUTO = "auto"
-_COPIED = (
-    "The old lighthouse stands on a rock near the harbour. Every evening its lamp turns, and the "
-    "ships in the bay find their way home. Last winter a storm broke three of its windows, and the "
-    "keeper repaired them himself. Visitors can climb the stairs on Sundays from ten to four. "
-)
-# What is measured when nobody has written yet: one reply with drafts to copy, and one without.
-PROMPTS = (
-    f"Copy this text word for word.\n\n{_COPIED * 3}",
-    "Tell me how bread is made, step by step.",
-)
-N_TOKENS = 96  # of each reply that is measured
 
 
 @dataclass
@@ -64,11 +50,6 @@ class Speeds:
         kinds = {} if found is None else found.kinds
         return {kind: round(n / seconds, 1) for kind, (n, seconds) in kinds.items() if seconds > 0}
 
-    def plain(self) -> float:
-        """Tokens per second of plain decoding with the loaded model; 0: not known."""
-        path = self._backend.status().facts.path
-        return self.of(Path(path)).get("plain", 0.0) if path else 0.0
-
     def take(self, done: Done) -> None:
         """Learn from the end of a reply that ran alone."""
         status = self._backend.status()
@@ -92,31 +73,6 @@ class Speeds:
             for kind, (n, seconds) in news.items():
                 kept.kinds[kind] = _added(kept.kinds.get(kind, (0.0, 0.0)), n, seconds)
             _write(everything)
-
-    def measure(self) -> Iterator[str]:
-        """Measure the loaded model, in some seconds; yields what is being measured.
-
-        Raises RuntimeError with the reason if a reply fails.
-        """
-        for method in (BASELINE, AUTO):
-            for prompt in PROMPTS:
-                yield method
-                request = ChatRequest(
-                    uuid4().hex,
-                    ({"role": "user", "content": prompt},),
-                    method,
-                    {"temperature": 0.0},
-                    N_TOKENS,
-                    thinking=False,
-                    memory=None,
-                    reuse=False,
-                )
-                with closing(self._backend.reply(request)) as events:
-                    for event in events:
-                        if isinstance(event, Done):
-                            self.take(event)
-                        elif isinstance(event, Failed):
-                            raise RuntimeError(event.message)
 
 
 def _added(kept: tuple[float, float], n: int, seconds: float) -> tuple[float, float]:

@@ -5,7 +5,6 @@ Text of the user or the model never becomes HTML.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,7 @@ from app.page.reply import Reply
 from app.store import Chat, Turn
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
-ELSEWHERE = "Another server is writing this reply."
-GONE_SECONDS = 10.0  # after which a server that saved nothing of a running reply has ended
 PARTS = ("reasoning", "answer")
-Mark = tuple[int | None, int]  # the turn that a prompt begins with, and the context's size
 
 
 class Shown:
@@ -62,53 +58,40 @@ def _spans(reply: Reply) -> list[tuple[str, int, int]]:
 def turn_json(
     turn: Turn,
     siblings: Sequence[int],
-    mark: Mark = (None, 0),
     live: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A turn. ``mark`` tells what the last prompt began with; ``live`` has what is shown of a reply
-    that is being generated."""
+    """A turn. ``live`` has what is shown of a reply that is being generated."""
     found: dict[str, Any] = {
         "id": turn.id,
         "parent": turn.parent,
         "role": turn.role,
         "siblings": list(siblings),
         "state": turn.state,
-        "left_out_here": mark[1] if turn.id == mark[0] else 0,
     }
     if turn.role == "user":
         files = [{"name": file["name"], "size": size_of(file["text"])} for file in turn.files]
         return {**found, "text": turn.text, "files": files}
     if live is not None:
         return {**found, **live}
-    state = state_of(turn)
     reply = Reply.from_json(turn.text, turn.reply)
     reasoning, answer = (
         render_blocks(reply.text[start:end], reply.marks, start) for _, start, end in _spans(reply)
     )
     return {
         **found,
-        **reply_fields(reply, state),
+        **reply_fields(reply, turn.state),
         "reasoning": reasoning,
         "blocks": answer,
     }
 
 
-def state_of(turn: Turn) -> str:
-    """The state of a turn without a job here. A running reply runs in another server, or it did."""
-    if turn.state != "running":
-        return turn.state
-    is_alive = time.time() - float(turn.reply.get("saved_at", 0)) < GONE_SECONDS
-    return "elsewhere" if is_alive else "interrupted"
-
-
 def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
     """What is shown of a reply beside its blocks."""
-    is_running = state in ("running", "elsewhere")
-    notices = {"interrupted": INTERRUPTED, "elsewhere": ELSEWHERE}
+    is_running = state == "running"
     return {
         "state": state,
         "text": "" if is_running else reply.answer,
-        "notice": notices.get(state, reply.notice),
+        "notice": INTERRUPTED if state == "interrupted" else reply.notice,
         "error": reply.error,
         "can_continue": (
             not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")
@@ -117,7 +100,9 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
         "figures": reply.figures,
         "cells": reply.cells,
         "n_context": reply.n_context,
-        "n_left_out": reply.left_out.n_turns,
+        "n_left_out": reply.n_left_out,
+        "reads_from": reply.reads_from,
+        "n_ctx": reply.n_ctx,
         "method": reply.method,
         "model": reply.model,
         "seconds_thinking": round(reply.seconds_thinking, 1),
@@ -130,7 +115,6 @@ def chat_json(chat: Chat, running: int | None, *, is_incognito: bool = False) ->
         "title": chat.title,
         "changed_at": chat.changed_at,
         "is_pinned": chat.is_pinned,
-        "folder": chat.folder,
         "settings": chat.settings,
         "leaf": chat.leaf,
         "running": running,

@@ -28,10 +28,7 @@ from app.page.fields import settings_fields
 from app.worker.backend import Backend
 
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = (  # joined in this order; the last one starts the page
-    *("dom", "api", "settings", "models", "chats", "transcript"),
-    *("composer", "replay", "race", "start"),
-)
+KINDS = {".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2"}
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 # The green of page.css, and no other.
@@ -76,16 +73,12 @@ def build(backend: Backend, method: str | None = None) -> gr.Blocks:
 
 def mount(app: FastAPI, page: gr.Blocks) -> None:
     """Serve the page from ``app``, at the addresses that its own routes leave."""
-    script = "\n".join(_text(f"{name}.js") for name in SCRIPTS)
-    for path, content, kind in (
-        ("/page/page.js", f"{{\n{script}\n}}\n".encode(), "text/javascript"),
-        ("/page/page.css", _text("page.css").encode(), "text/css"),
-        ("/page/math.woff2", (STATIC / "math.woff2").read_bytes(), "font/woff2"),
-    ):
-        _serve(app, path, content, kind)
+    for path in STATIC.iterdir():
+        if path.suffix in KINDS:
+            _serve(app, f"/page/{path.name}", path.read_bytes(), KINDS[path.suffix])
     head = (
         f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
-        f'<script>{_text("frames.js")}</script><script type="module" src="page/page.js"></script>'
+        f'<script>{_text("frames.js")}</script><script type="module" src="page/start.js"></script>'
     )
     app.add_middleware(_WithHead, head=head.encode())
     app.add_middleware(_Compressed)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from threading import get_ident
 from typing import TypeVar
 
-from app.store.records import StoreError
+from filelock import FileLock, Timeout
+
+from app.store.records import InUse, StoreError
 from app.store.search import split
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 MEMORY = ":memory:"
-BUSY_TIMEOUT = 10.0  # seconds; another server of this user may be writing
+BUSY_TIMEOUT = 10.0  # seconds; another program may be reading
 _REASONS = {
     "database or disk is full": "the disk is full. Free some space, then try again",
     "database is locked": "another program is using their file",
@@ -25,44 +28,54 @@ _REASONS = {
 
 
 class Database:
-    """Runs functions in transactions. Callers from any thread wait for their result.
+    """Runs functions in its thread, each in a transaction.
 
-    ``schema`` has the statements that lead from each version to the next; the file's
-    ``user_version`` says how many of them it has had.
+    ``schema`` has the statements that bring a file of any earlier version to ``version``.
 
     damaged: where a damaged file was moved at the opening; None if there was none.
+
+    One server at a time has the file; it says at ``address`` where. Raises InUse.
     """
 
-    def __init__(self, path: Path | str, schema: Sequence[str]) -> None:
+    def __init__(self, path: Path | str, schema: str, version: int, address: str = "") -> None:
         self.path = Path(path)
+        self._address = address
+        self._lock = FileLock(f"{path}.lock", mode=0o600, thread_local=False)
         self.damaged: Path | None = None
         self._in_memory = str(path) == MEMORY
-        self._schema = schema
+        self._schema, self._version = schema, version
         self._thread = ThreadPoolExecutor(1, "chats")
         try:
-            self._connection = self._call(self._open)
+            self._ident = self._thread.submit(get_ident).result()
+            self._connection = self._thread.submit(self._told, self._open).result()
         except BaseException:
             self._thread.shutdown()
+            self._lock.release()
             raise
 
-    def read(self, work: Work[T]) -> T:
-        return self._call(lambda: _within(self._connection, "DEFERRED", work))
+    def run(self, work: Work[T]) -> T:
+        """All that ``work`` writes is kept, or nothing of it if it raises. Within another one, it
+        is a part of that."""
+        return work(self._connection) if get_ident() == self._ident else self.submit(work).result()
 
-    def write(self, work: Work[T]) -> T:
-        """All that ``work`` writes is kept, or nothing of it if it raises."""
-        return self._call(lambda: _within(self._connection, "IMMEDIATE", work))
+    def submit(self, work: Work[T]) -> Future[T]:
+        """The same, for who does not wait here."""
+        return self._thread.submit(self._told, lambda: _within(self._connection, work))
 
     def forget(self) -> None:
         """Leave no byte of what was deleted in the log, unless another program reads it now."""
-        self._call(lambda: self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+        query = "PRAGMA wal_checkpoint(TRUNCATE)"
+        self._thread.submit(lambda: self._connection.execute(query).fetchall()).result()
 
     def close(self) -> None:
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
+        self._lock.release()
 
-    def _call(self, work: Callable[[], T]) -> T:
+    def _told(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns. Raises StoreError for SQLite's errors."""
         try:
-            return self._thread.submit(work).result()
+            return work()
         except (sqlite3.Error, OSError) as error:
             reason = _REASONS.get(str(error), str(error))
             raise StoreError(f"Chats cannot be kept in {self.path}: {reason}.") from error
@@ -71,6 +84,13 @@ class Database:
         if self._in_memory:
             return self._connect(MEMORY)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        where = self.path.with_name(f"{self.path.name}.address")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise InUse(self.path, where.read_text(encoding="utf-8")) from None
+        _create(where)
+        where.write_text(self._address, encoding="utf-8")
         _create(self.path)
         try:
             return self._connect(self.path)
@@ -100,27 +120,27 @@ class Database:
         return connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        newest = len(self._schema)
-        version = _version(connection)
+        newest = self._version
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version == newest:
+            return
         if version > newest:
             raise StoreError(
                 f"A newer version of this program wrote {self.path} (schema {version}; this one "
                 f"reads up to {newest}). Update this program."
             )
-        if 0 < version < newest and not self._in_memory:
+        if version and not self._in_memory:
             copy = self.path.with_name(f"{self.path.stem}-v{version}.db")
             copy.unlink(missing_ok=True)
             _create(copy)
             connection.execute("VACUUM INTO ?", (str(copy),))
 
         def migrate(connection: sqlite3.Connection) -> None:
-            for step in self._schema[_version(connection) :]:  # another server may have been faster
-                for statement in step.strip().split("\n\n"):
-                    connection.execute(statement)
+            for statement in self._schema.split("\n\n"):
+                connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {newest}")
 
-        if version < newest:
-            _within(connection, "IMMEDIATE", migrate)
+        _within(connection, migrate)
 
     def _move_aside(self) -> None:
         """Rename the damaged file and its log, which belongs to it."""
@@ -138,12 +158,8 @@ def _create(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT, 0o600))
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _within(connection: sqlite3.Connection, kind: str, work: Work[T]) -> T:
-    connection.execute(f"BEGIN {kind}")
+def _within(connection: sqlite3.Connection, work: Work[T]) -> T:
+    connection.execute("BEGIN IMMEDIATE")
     try:
         result = work(connection)
         connection.execute("COMMIT")

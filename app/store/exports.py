@@ -12,7 +12,7 @@ from app.store.records import Chat, Turn
 from speculation.chat.reasoning import find_reasoning
 
 FORMAT = "speculation-chats"
-VERSION = 2  # version 1 was the browser's
+VERSION = 2
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _TICKS = re.compile("`{3,}")
 

@@ -1,4 +1,4 @@
-"""Reads exports of chats: ours, those of earlier versions, ChatGPT's and Open WebUI's.
+"""Reads exports of chats: ours, ChatGPT's and Open WebUI's.
 
 Whatever a file contains, a chat that cannot be read is refused alone.
 """
@@ -11,7 +11,6 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
@@ -60,25 +59,22 @@ def origin(source: str, turns: Sequence[Turn]) -> str:
 
 
 def read(
-    data: object, now: float, checked: Callable[[Found], Found] = lambda found: found
+    text: str | bytes, now: float, checked: Callable[[Found], Found] = lambda found: found
 ) -> tuple[list[Found], list[str]]:
-    """The chats of a file, as JSON or already read, and why others are refused.
+    """The chats of a file and why others are refused.
 
     now      the time of chats that have none
     checked  what is kept of a chat; it raises ValueError for a damaged one
     Raises UnreadableExport if the file is none of the formats.
     """
-    if isinstance(data, (str, bytes)):
-        data = _loaded(data)
-    readers = {1: _earlier, VERSION: _ours}
+    data = _loaded(text)
     if isinstance(data, dict) and data.get("format") == FORMAT:
-        version, chats = data.get("version"), data.get("chats")
-        if isinstance(version, int) and version > VERSION:
-            raise UnreadableExport("a newer version of this program wrote it")
-        reader = readers.get(version if isinstance(version, int) else 0)
+        if data.get("version") != VERSION:
+            raise UnreadableExport("another version of this program wrote it")
+        chats, reader = data.get("chats"), _ours
     else:
         chats, reader = (data if isinstance(data, list) else [data]), _others
-    if not isinstance(chats, list) or reader is None:
+    if not isinstance(chats, list):
         raise UnreadableExport("it has no chats")
     found, refused = [], []
     for n, chat in enumerate(chats, 1):
@@ -127,53 +123,6 @@ def _ours(data: Json, now: float) -> Found:
     leaf = _before(data["leaf"], len(turns))
     chat = _CHAT.validate_python({**data, **_NEW, "id": id_, "leaf": leaf})
     return Found(f"{FORMAT}:{data['id']}", chat, turns, steps)
-
-
-# From versions that kept chats in the browser
-
-
-def _earlier(data: Json, now: float) -> Found:
-    """A chat of the browser's database: ``turns`` is a list, or its JSON."""
-    at = data["at"] / 1000
-    saved = json.loads(data["turns"]) if isinstance(data["turns"], str) else data["turns"]
-    turns: list[Turn] = []
-
-    def add(role: Role, text: object, **fields: object) -> None:
-        n = len(turns)
-        about = {"id": n, "parent": n - 1 if n else None, "created_at": at}
-        turns.append(_turn(role=role, text=text, **about, **fields))
-
-    for one in saved:
-        add("user", one["user"], files=one.get("files") or ())
-        if reply := one["reply"] or one.get("before"):
-            text, kept = _earlier_reply(reply)
-            is_over = kept["done"] or kept.get("error")
-            add("assistant", text, reply=kept, state="done" if is_over else "interrupted")
-    chat = _chat(data["title"], at, at, turns, len(turns) - 1)
-    named = replace(chat, is_named=data.get("named") is True)
-    return Found(f"browser:{data['name']}", named, turns)
-
-
-def _earlier_reply(data: Json) -> tuple[str, dict[str, Any]]:
-    """A reply's text, and what the page keeps beside it. Its tokens become ``runs``: the characters
-    and tokens of a plain run, of a drafted one, and so on in turn."""
-    pieces = [(str(text), bool(is_drafted)) for text, is_drafted in data["pieces"]]
-    runs: list[list[int]] = []
-    for text, is_drafted in pieces:
-        while not runs or (len(runs) % 2 == 0) != is_drafted:
-            runs.append([0, 0])
-        runs[-1] = [runs[-1][0] + len(text), runs[-1][1] + 1]
-    done = data["done"]
-    model = (done.get("model") if done else None) or {}
-    kept = {name: data[name] for name in ("method", "opening", "thinking", "error") if name in data}
-    kept |= {
-        "runs": runs,
-        "done": {**done, "model": None} if done else None,
-        "model": Path(str(model.get("spec", {}).get("model", ""))).name,
-        "n_ctx": int(model.get("n_ctx", 0)),
-        "n_left_out": int(data.get("n_left_out") or 0),
-    }
-    return "".join(text for text, _ in pieces), kept
 
 
 # From other programs
@@ -318,7 +267,7 @@ def _chat(
     if not turns:
         raise _Refused("it has no messages")
     title = str(title or "")
-    return Chat("", "", title, bool(title), created_at, changed_at, False, "", {}, leaf)
+    return Chat("", "", title, bool(title), created_at, changed_at, False, {}, leaf)
 
 
 def _turn(**fields: object) -> Turn:

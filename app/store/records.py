@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import FiniteFloat
@@ -15,6 +16,14 @@ Seconds = FiniteFloat
 
 class StoreError(Exception):
     """Chats cannot be read or saved. The message is for the user."""
+
+
+class InUse(StoreError):
+    """Another server has the file. ``address`` is its page's."""
+
+    def __init__(self, path: Path, address: str) -> None:
+        super().__init__(f"The chats in {path} are open at {address}.")
+        self.address = address
 
 
 class NoSuchChat(StoreError):
@@ -34,7 +43,6 @@ class Chat:
 
     is_named    the user gave it its title; otherwise it is the first message's first line
     changed_at  when a turn was last added
-    folder      empty if it is in none
     leaf        the last turn of the branch that is shown; None if there are no turns
     """
 
@@ -45,7 +53,6 @@ class Chat:
     created_at: Seconds
     changed_at: Seconds
     is_pinned: bool
-    folder: str
     settings: Mapping[str, Any]
     leaf: int | None
     deleted_at: float | None = None

@@ -1,10 +1,11 @@
-"""The database's tables, as the steps from each version to the next.
-
-Statements are separated by blank lines. Never change a step that was released: add one.
+"""The database's tables. The statements, separated by blank lines, bring a file of any earlier
+version to this one: its tables stay, and what is searched is indexed anew.
 """
 
-_FIRST = """
-CREATE TABLE chats (
+VERSION = 3
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS chats (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
@@ -13,18 +14,17 @@ CREATE TABLE chats (
     created_at REAL NOT NULL,
     changed_at REAL NOT NULL,
     is_pinned INTEGER NOT NULL DEFAULT 0,
-    folder TEXT NOT NULL DEFAULT '',
     settings TEXT NOT NULL,
     leaf INTEGER,
     deleted_at REAL,
     origin TEXT
 )
 
-CREATE INDEX chats_in_order ON chats (owner, is_pinned, changed_at)
+CREATE INDEX IF NOT EXISTS chats_in_order ON chats (owner, is_pinned, changed_at)
 
-CREATE INDEX chats_by_origin ON chats (origin) WHERE origin IS NOT NULL
+CREATE INDEX IF NOT EXISTS chats_by_origin ON chats (origin) WHERE origin IS NOT NULL
 
-CREATE TABLE turns (
+CREATE TABLE IF NOT EXISTS turns (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     chat TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
     parent INTEGER REFERENCES turns (id) ON DELETE CASCADE,
@@ -37,18 +37,18 @@ CREATE TABLE turns (
     deleted_at REAL
 )
 
-CREATE INDEX turns_of_chat ON turns (chat, parent)
+CREATE INDEX IF NOT EXISTS turns_of_chat ON turns (chat, parent)
 
-CREATE INDEX turns_by_parent ON turns (parent)
+CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (parent)
 
-CREATE INDEX turns_running ON turns (state) WHERE state = 'running'
+CREATE INDEX IF NOT EXISTS turns_running ON turns (state) WHERE state = 'running'
 
-CREATE TABLE steps (
+CREATE TABLE IF NOT EXISTS steps (
     turn INTEGER PRIMARY KEY REFERENCES turns (id) ON DELETE CASCADE,
     records BLOB NOT NULL
 )
 
-CREATE TABLE presets (
+CREATE TABLE IF NOT EXISTS presets (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     owner TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -57,21 +57,25 @@ CREATE TABLE presets (
 )
 """
 
-# Version 1 had an index that split no text.
-_DROPPED = "".join(
-    f"DROP {kind} IF EXISTS {table}{suffix}\n\n"
+_DROPPED = "\n\n".join(
+    f"DROP {kind} IF EXISTS {name}"
     for table in ("titles", "texts")
-    for kind, suffix in (
-        ("TRIGGER", "_insert"),
-        ("TRIGGER", "_delete"),
-        ("TRIGGER", "_update"),
-        ("TABLE", ""),
+    for kind, name in (
+        *(("TRIGGER", f"{table}_{event}") for event in ("insert", "delete", "update")),
+        ("TABLE", table),
+        ("VIEW", f"split_{table}"),
     )
 )
-# What is searched. ``split`` is ``search.split``.
-_INDEX = f"""
-{_DROPPED}
+# A file that was recovered may have lost parts of rows.
+_MENDED = """
+UPDATE turns SET files = '[]' WHERE NOT json_valid(files)
 
+UPDATE turns SET reply = '{}' WHERE NOT json_valid(reply)
+
+UPDATE chats SET settings = '{}' WHERE NOT json_valid(settings)
+"""
+# What is searched. ``split`` is ``search.split``.
+_INDEX = """
 CREATE VIEW split_titles AS SELECT number, split(title) AS title FROM chats
 
 CREATE VIEW split_texts AS SELECT id, split(text) AS text FROM turns WHERE state != 'running'
@@ -113,13 +117,10 @@ CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
     INSERT INTO texts (rowid, text)
         SELECT new.id, split(new.text) WHERE new.state != 'running';
 END
-"""
 
-# Also for version 2, whose ``split`` left Hangul whole.
-_FILL = """
 INSERT INTO titles (titles) VALUES ('rebuild')
 
 INSERT INTO texts (texts) VALUES ('rebuild')
 """
 
-SCHEMA = (_FIRST, _INDEX, _FILL)
+SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _MENDED, _INDEX))

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,6 @@ import platformdirs
 from app.store import exports, imports, search
 from app.store.database import Database
 from app.store.records import Chat, Hit, Imported, NoSuchChat, Preset, Role, State, StoreError, Turn
-from app.store.rescue import rescue
 from app.store.rows import (
     BELOW,
     chat_of,
@@ -39,7 +39,7 @@ from app.store.rows import (
     steps_of,
     title_of,
 )
-from app.store.schema import SCHEMA
+from app.store.schema import SCHEMA, VERSION
 
 KEEP_DELETED = 24 * 3600.0  # seconds
 PURGE_SECONDS = 600.0  # between looks for what was deleted longer ago
@@ -53,23 +53,14 @@ def default_file() -> Path:
     return platformdirs.user_data_path("speculation", appauthor=False) / "chats.db"
 
 
-# Both run the method in the database's thread, in one transaction.
-def _reads(
+def _runs(
     method: Callable[Concatenate[Store, Connection, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
+    """Run the method in the database's thread, in one transaction."""
+
     @functools.wraps(method)
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.read(lambda db: method(self, db, *args, **kwargs))
-
-    return call
-
-
-def _writes(
-    method: Callable[Concatenate[Store, Connection, P], T],
-) -> Callable[Concatenate[Store, P], T]:
-    @functools.wraps(method)
-    def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.write(lambda db: method(self, db, *args, **kwargs))
+        return self.database.run(lambda db: method(self, db, *args, **kwargs))
 
     return call
 
@@ -79,19 +70,21 @@ class Store:
 
     notice           what the user should know about the file's opening; else empty
     most_step_bytes  of the steps of all replies; the oldest replies' go first
+    address          of the server's page, for who opens the file while it is in use
     first_turn       the least id of a turn, so that two stores can have different ones
-    Raises StoreError if the file cannot be opened or a newer version wrote it.
+    Raises StoreError if the file cannot be opened or a newer version wrote it, and InUse.
     """
 
     def __init__(
         self,
         path: Path | str,
+        address: str = "",
         *,
         most_step_bytes: int = MOST_STEP_BYTES,
         first_turn: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.database = Database(path, SCHEMA)
+        self.database = Database(path, SCHEMA, VERSION, address)
         self.notice = ""
         self._most_step_bytes = most_step_bytes
         self._first_turn = first_turn
@@ -100,6 +93,11 @@ class Store:
         self.purge()
         self._closing = threading.Event()
         threading.Thread(target=self._keep_purging, daemon=True).start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """What ``work`` returns: calls of this store, in one transaction, for who does not wait
+        here."""
+        return self.database.submit(lambda _: work())
 
     def close(self) -> None:
         self._closing.set()
@@ -115,7 +113,7 @@ class Store:
         if self._purge():
             self.database.forget()
 
-    @_writes
+    @_runs
     def _purge(self, db: Connection) -> int:
         """Returns the number of chats and turns that went."""
         n, before = 0, (self._clock() - KEEP_DELETED,)
@@ -125,70 +123,53 @@ class Store:
             db.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
         return n
 
-    @_writes
+    @_runs
     def _begin(self, db: Connection) -> None:
         """Mark the replies that a server left running."""
         damaged = self.database.damaged
         if damaged is not None:
+            recovered = damaged.with_name(damaged.name.replace("damaged", "recovered"))
             self.notice = (
-                f"The file of your chats was damaged. It is now {damaged}. "
-                f"Chats that could be read and are still here: {rescue(db, damaged)}."
+                f"The file of your chats was damaged. It is now {damaged}. To recover what can be "
+                f'read, run sqlite3 "{damaged}" .dump | sed "s/^ROLLBACK.*/COMMIT;/" | sqlite3 '
+                f'"{recovered}" and start with --chats "{recovered}".'
             )
         if self._first_turn > 1:
             last = self._first_turn - 1
             db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
-        # Of a second server's running replies too: its next save marks them as running again.
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
-
-    @_reads
-    def version(self, db: Connection) -> int:
-        """Another number after another program has changed the file."""
-        return int(db.execute("PRAGMA data_version").fetchone()[0])
 
     # Chats
 
-    @_reads
+    @_runs
     def chats(
         self,
         db: Connection,
         owner: str,
         *,
-        folder: str | None = None,
         before: str | None = None,
         limit: int = 100,
     ) -> list[Chat]:
-        """Pinned ones first, then the latest; those listed after the chat ``before``.
-
-        ``folder`` empty: those in no folder; None: all.
-        """
+        """Pinned ones first, then the latest; those listed after the chat ``before``."""
         query = """SELECT * FROM chats WHERE owner = :owner AND deleted_at IS NULL
-            AND (:folder IS NULL OR folder = :folder)
             AND (:before IS NULL OR (is_pinned, changed_at, number) <
                 (SELECT is_pinned, changed_at, number FROM chats WHERE id = :before))
             ORDER BY is_pinned DESC, changed_at DESC, number DESC LIMIT :limit"""
-        asked = {"owner": owner, "folder": folder, "before": before, "limit": limit}
+        asked = {"owner": owner, "before": before, "limit": limit}
         return [chat_of(row) for row in db.execute(query, asked)]
 
-    @_reads
-    def folders(self, db: Connection, owner: str) -> list[str]:
-        query = """SELECT DISTINCT folder FROM chats
-            WHERE owner = ? AND deleted_at IS NULL AND folder != '' ORDER BY folder"""
-        return [row["folder"] for row in db.execute(query, (owner,))]
-
-    @_reads
+    @_runs
     def chat(self, db: Connection, chat: str, owner: str) -> Chat:
         return get_chat(db, chat, owner)
 
-    @_writes
-    def new_chat(
-        self, db: Connection, owner: str, settings: Mapping[str, Any], title: str = ""
-    ) -> Chat:
-        now, title = self._clock(), title.strip()
-        chat = Chat(new_id(), owner, title, bool(title), now, now, False, "", settings, None)
+    @_runs
+    def new_chat(self, db: Connection, owner: str, settings: Mapping[str, Any]) -> Chat:
+        now = self._clock()
+        chat = Chat(new_id(), owner, "", False, now, now, False, settings, None)
         insert_chat(db, chat)
-        return get_chat(db, chat.id, owner)
+        return chat
 
-    @_writes
+    @_runs
     def change_chat(
         self,
         db: Connection,
@@ -197,7 +178,6 @@ class Store:
         *,
         title: str | None = None,
         is_pinned: bool | None = None,
-        folder: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Chat:
         """Change what is not None. With an empty title, the first message gives it again."""
@@ -208,25 +188,23 @@ class Store:
             set_fields(db, "chats", chat, title=title, is_named=bool(given))
         if is_pinned is not None:
             set_fields(db, "chats", chat, is_pinned=is_pinned)
-        if folder is not None:
-            set_fields(db, "chats", chat, folder=folder.strip())
         if settings is not None:
             set_fields(db, "chats", chat, settings=settings)
         return get_chat(db, chat, owner)
 
-    @_writes
+    @_runs
     def delete_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner)
         set_fields(db, "chats", chat, deleted_at=self._clock())
         return get_chat(db, chat, owner, deleted=True)
 
-    @_writes
+    @_runs
     def restore_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner, deleted=True)
         set_fields(db, "chats", chat, deleted_at=None)
         return get_chat(db, chat, owner)
 
-    @_writes
+    @_runs
     def duplicate(self, db: Connection, chat: str, owner: str, turn: int) -> Chat:
         """A new chat with the turns up to ``turn``."""
         get_turn(db, turn, owner, chat=chat)
@@ -241,7 +219,7 @@ class Store:
 
     # Turns
 
-    @_reads
+    @_runs
     def path(
         self,
         db: Connection,
@@ -261,11 +239,11 @@ class Store:
             last = get_turn(db, before, owner, chat=chat).parent
         return path_to(db, last, limit)
 
-    @_reads
+    @_runs
     def turn(self, db: Connection, turn: int, owner: str) -> Turn:
         return get_turn(db, turn, owner)
 
-    @_writes
+    @_runs
     def add_turn(
         self,
         db: Connection,
@@ -289,7 +267,7 @@ class Store:
             set_fields(db, "chats", chat, title=title_of([added]))
         return added
 
-    @_writes
+    @_runs
     def save_reply(
         self, db: Connection, turn: int, text: str, reply: Mapping[str, Any], state: State
     ) -> None:
@@ -297,14 +275,14 @@ class Store:
         _check_turn(db, turn)
         set_fields(db, "turns", turn, text=text, reply=reply, state=state)
 
-    @_writes
+    @_runs
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
         """Show the branch with the latest turn below this one."""
         found = get_turn(db, turn, owner)
         set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
-    @_writes
+    @_runs
     def delete_turn(self, db: Connection, turn: int, owner: str) -> Chat:
         """Delete a turn and what follows it. If the branch that is shown had it, the latest
         sibling's is shown instead, else the one that ends with the parent."""
@@ -322,7 +300,7 @@ class Store:
             set_fields(db, "chats", found.chat, leaf=leaf)
         return get_chat(db, found.chat, owner)
 
-    @_writes
+    @_runs
     def restore_turn(self, db: Connection, turn: int, owner: str) -> Chat:
         """Undo ``delete_turn``, and show the branch again."""
         found = get_turn(db, turn, owner, deleted=True)
@@ -335,19 +313,19 @@ class Store:
         set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
-    @_reads
+    @_runs
     def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
         """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
         return search.find(db, owner, text, limit)
 
     # Presets
 
-    @_reads
+    @_runs
     def presets(self, db: Connection, owner: str) -> list[Preset]:
         rows = db.execute("SELECT * FROM presets WHERE owner = ? ORDER BY name", (owner,))
         return [Preset(row["id"], row["name"], json.loads(row["settings"])) for row in rows]
 
-    @_writes
+    @_runs
     def save_preset(
         self, db: Connection, owner: str, name: str, settings: Mapping[str, Any]
     ) -> Preset:
@@ -361,7 +339,7 @@ class Store:
         query = "SELECT id FROM presets WHERE owner = ? AND name = ?"
         return Preset(db.execute(query, (owner, name)).fetchone()[0], name, dict(settings))
 
-    @_writes
+    @_runs
     def delete_preset(self, db: Connection, owner: str, preset: int) -> None:
         done = db.execute("DELETE FROM presets WHERE owner = ? AND id = ?", (owner, preset))
         if not done.rowcount:
@@ -369,7 +347,7 @@ class Store:
 
     # Steps
 
-    @_writes
+    @_runs
     def save_steps(self, db: Connection, turn: int, blob: bytes) -> None:
         """Keep a reply's steps, and drop the oldest replies' if all exceed the limit."""
         _check_turn(db, turn)
@@ -384,7 +362,7 @@ class Store:
             (self._most_step_bytes,),
         )
 
-    @_reads
+    @_runs
     def steps(self, db: Connection, turn: int, owner: str) -> bytes | None:
         """A reply's steps; None if it has none, or if they were dropped."""
         get_turn(db, turn, owner)
@@ -398,12 +376,12 @@ class Store:
         chats = self._ids(owner) if chat is None else [self.chat(chat, owner).id]
         return (self._export(one, owner) for one in chats)
 
-    @_reads
+    @_runs
     def _ids(self, db: Connection, owner: str) -> list[str]:
         query = "SELECT id FROM chats WHERE owner = ? AND deleted_at IS NULL ORDER BY number"
         return [row["id"] for row in db.execute(query, (owner,))]
 
-    @_reads
+    @_runs
     def _export(self, db: Connection, chat: str, owner: str) -> dict[str, Any]:
         found = get_chat(db, chat, owner, deleted=True)  # deleted since the first was exported
         return exports.as_dict(found, live_turns(db, chat), steps_of(db, chat))
@@ -412,22 +390,15 @@ class Store:
         """The same as a JSON file, in parts."""
         return exports.as_json(self.export(owner, chat))
 
-    @_reads
+    @_runs
     def as_markdown(self, db: Connection, chat: str, owner: str) -> str:
         """The branch of a chat that is shown, as a Markdown document."""
         found = get_chat(db, chat, owner)
         return exports.as_markdown(found, [turn for turn, _ in path_to(db, found.leaf)])
 
-    def import_(self, owner: str, data: object) -> Imported:
-        """Add the chats of an export: ours, ChatGPT's, Open WebUI's, or earlier versions'.
-
-        ``data`` is JSON, as text or already read. Raises UnreadableExport if it is no such export.
-        """
-        found, refused = imports.read(data, self._clock())
-        return self.add(owner, [*found, *refused])
-
     def add(self, owner: str, found: Iterable[imports.Found | str]) -> Imported:
-        """Add chats, each as a whole or not at all; texts say why others are refused."""
+        """Add chats of an export, each as a whole or not at all; texts say why others are
+        refused."""
         refused, added = [], []
         for one in found:
             if isinstance(one, str):
@@ -437,7 +408,7 @@ class Store:
         chats = tuple(chat for chat in added if chat is not None)
         return Imported(chats, len(added) - len(chats), tuple(refused))
 
-    @_writes
+    @_runs
     def _add(self, db: Connection, owner: str, found: imports.Found) -> Chat | None:
         """Add a chat; None if it is there already, or was deleted and is now restored."""
         rows = db.execute(

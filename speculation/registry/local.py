@@ -1,7 +1,6 @@
 """Models that can be loaded by name: those of models.txt, and GGUF files in the hub's cache.
 
-Also the files of the caches themselves: those that were converted or only came in part, and
-deleting them.
+Also the files of the caches themselves: those that only came in part, and deleting them.
 """
 
 from __future__ import annotations
@@ -87,18 +86,6 @@ def model_path(entry: ModelEntry) -> Path | None:
     return resolve(entry.name, registry={entry.name: entry}) if is_local(entry) else None
 
 
-def converted_models() -> dict[str, ModelEntry]:
-    """The files that were converted here and that models.txt does not name, by path."""
-    folder = cache_folder() / "models"
-    named = [
-        converted_file(entry.source)
-        for entry in read_registry().values()
-        if isinstance(entry.source, PackageFile) and entry.source.file_type is not None
-    ]
-    files = [file for file in sorted(folder.glob("*.gguf")) if file not in named]
-    return {str(file): ModelEntry(str(file), file, None, "converted here") for file in files}
-
-
 def files_in_cache(entry: ModelEntry) -> list[Path]:
     """The entry's files if all of them are in one of our caches, else nothing: others are not ours
     to delete."""
@@ -108,10 +95,8 @@ def files_in_cache(entry: ModelEntry) -> list[Path]:
             folder = Path(constants.HF_HUB_CACHE)
         case PackageFile() as wanted if wanted.file_type is not None:
             found, folder = [converted_file(wanted)], cache_folder() / "models"
-        case PackageFile():
+        case _:
             return []
-        case path:
-            found, folder = [path], cache_folder() / "models"
     folder = folder.resolve()
     inside = [file for file in found if file.is_file() and file.resolve().is_relative_to(folder)]
     return inside if len(inside) == len(found) else []

@@ -18,6 +18,7 @@ import llama_cpp as C
 import pytest
 
 from app import cli, models, start
+from app.store import Store
 from app.worker.messages import Loaded
 from speculation.registry import ModelEntry
 from tests.app.browser.chat import free_port
@@ -156,6 +157,19 @@ def test_serve_goes_on_without_anybody_to_print_to_and_with_a_socks_proxy(
         finally:
             server.send_signal(signal.SIGTERM)
     assert server.wait(60) == 0
+
+
+def test_a_second_start_opens_the_page_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    store = Store(tmp_path / "chats.db", "http://localhost:7870/")
+    assert start.main(["--chats", str(store.database.path)]) == 0
+    assert opened == ["http://localhost:7870/"]
+    said = capsys.readouterr().err
+    assert said.startswith(f"The chats in {store.database.path} are open at http://localhost:7870/")
+    store.close()
 
 
 def test_python_m_app_has_the_commands_and_is_the_chat_without_one(

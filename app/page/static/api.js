@@ -1,6 +1,8 @@
 // The server: calls of its routes, and the stream of what has changed.
 
-async function api(method, path, body) {
+import { $, setText } from "./dom.js";
+
+export async function api(method, path, body) {
   const options = { method, headers: {} };
   if (body !== undefined) {
     options.body = typeof body === "string" || body instanceof Blob ? body : JSON.stringify(body);
@@ -22,9 +24,10 @@ async function api(method, path, body) {
   throw new Error(message);
 }
 
-const listeners = {}; // by the kind of event
+export const listeners = {}; // by the kind of event
 let lastId = ""; // of the last event, from which the next stream goes on
 let stream = null;
+export const goOnAfter = (seq) => (lastId = String(seq));
 
 // A browser opens six connections to a server. So hidden tabs have no stream, and of those in view only the
 // ones used last do.
@@ -37,11 +40,17 @@ tabs.onmessage = ({ data }) => {
   if (usedSince.size >= MOST_STREAMS) hangUp();
 };
 
-const OFFLINE = "No connection to the server. The page tries again by itself.";
-const AGAIN_MS = 2000;
+export const OFFLINE = "No connection to the server. The page tries again by itself.";
+export const AGAIN_MS = 2000;
+
+let hasBegun = false;
+export function beginToListen() {
+  hasBegun = true;
+  listen();
+}
 
 function listen() {
-  if (document.hidden || !hasStarted) return;
+  if (document.hidden || !hasBegun) return;
   usedSince.clear();
   tabs.postMessage(me);
   if (stream) return;

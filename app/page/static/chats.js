@@ -1,15 +1,19 @@
-// The list of chats at the left: search, names, pins, folders, export and import.
+// The list of chats at the left: search, names, pins, export and import.
+
+import {
+  $, $$, UP_DOWN, askFor, button, chooseFiles, h, iconButton, makeGroup, memory, notify, openMenu, roving,
+  setText, step, toClipboard, tried,
+} from "./dom.js";
+import { api, listeners } from "./api.js";
+import { switchTheme, toggle } from "./settings.js";
+import { chat, isIncognito, newChat, setChat } from "./transcript.js";
 
 let chats = []; // as GET page/chats lists them: pinned first, then the latest
-let chat = null; // the open one, as ChatJson; null: a new one
 let hasOlder = false; // chats than these
-let folder = null; // the folder shown; null: all
-let isIncognito = false; // whether the next new chat is kept nowhere
 
 const AT_ONCE = 100;
-const readChats = tried(async (before = []) => {
+export const readChats = tried(async (before = []) => {
   const query = new URLSearchParams({ limit: AT_ONCE });
-  if (folder !== null) query.set("folder", folder);
   if (before.length) query.set("before", before.at(-1).id);
   const { chats: found } = await api("GET", `/chats?${query}`);
   chats = [...before, ...found];
@@ -21,13 +25,11 @@ const readChats = tried(async (before = []) => {
 let drawing = 0; // once for all that come at a time, as those of an import
 listeners.chat = (changed) => {
   chats = chats.filter((one) => one.id !== changed.id);
-  const isShown = !changed.deleted && !changed.incognito && (folder === null || changed.folder === folder);
-  if (isShown) chats.push(changed);
+  if (!changed.deleted && !changed.incognito) chats.push(changed);
   chats.sort((a, b) => b.is_pinned - a.is_pinned || b.changed_at - a.changed_at);
-  if (changed.folder && !server.folders.includes(changed.folder)) server.folders.push(changed.folder);
   if (chat?.id === changed.id) {
     if (changed.deleted) newChat();
-    else chat = changed;
+    else setChat(changed);
   }
   const { [changed.id]: _, ...others } = memory.get("drafts") ?? {};
   if (changed.deleted) memory.set("drafts", others);
@@ -45,7 +47,7 @@ function groupOf({ is_pinned, changed_at }) {
   return at >= today - 6 * DAY ? "This week" : "Earlier";
 }
 
-function showChats() {
+export function showChats() {
   const list = $("#list");
   document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
   const focused = document.activeElement.closest("#list .row")?.querySelector("a").dataset.key;
@@ -61,9 +63,7 @@ function showChats() {
     const older = button("Older chats", () => readChats(chats), { class: "earlier" });
     list.replaceChildren(...parts, ...(hasOlder ? [older] : []));
   }
-  const none = isSearch ? "Nothing found." : folder === null ? "No chats yet." : "No chats in this folder.";
-  if (!list.firstChild) list.append(h("p", { class: "quiet" }, none));
-  showFolders();
+  if (!list.firstChild) list.append(h("p", { class: "quiet" }, isSearch ? "Nothing found." : "No chats yet."));
   const links = $$("a", list);
   roving(links, links.find((link) => link.ariaCurrent) ?? links[0]);
   if (focused) $(`[data-key="${focused}"]`, list)?.focus();
@@ -86,7 +86,6 @@ function actionsOf(one) {
   return [
     ["Rename…", () => rename(one)],
     [one.is_pinned ? "Unpin" : "Pin", () => changeChat(one, { is_pinned: !one.is_pinned })],
-    ["Move to a folder…", () => moveTo(one)],
     one.leaf && ["Duplicate", tried(() => duplicate(one.id, one.leaf))],
     ["Copy link", () => copyLink(`#chat=${one.id}`)],
     ["Export as Markdown", () => exportChat(`/chats/${one.id}/export?format=md`)],
@@ -100,27 +99,14 @@ async function rename(one) {
   if (title) changeChat(one, { title });
 }
 
-async function moveTo(one) {
-  const folder = await askFor("Folder (empty: none)", one.folder ?? "");
-  if (folder !== undefined) changeChat(one, { folder });
-}
-
-function showFolders() {
-  const select = $("#folders");
-  select.hidden = !server.folders.length;
-  const options = server.folders.map((name) => h("option", { value: `=${name}` }, name));
-  select.replaceChildren(h("option", { value: "" }, "All folders"), ...options);
-  select.value = folder === null ? "" : `=${folder}`;
-}
-
-async function duplicate(id, turn) {
+export async function duplicate(id, turn) {
   const copy = await api("POST", `/chats/${id}/duplicate`, { turn });
   location.hash = `#chat=${copy.id}`;
 }
 
-const here = (hash) => location.href.split("#")[0] + hash;
+export const here = (hash) => location.href.split("#")[0] + hash;
 
-function copyLink(hash) {
+export function copyLink(hash) {
   toClipboard(here(hash));
   notify("Copied the link");
 }
@@ -162,42 +148,14 @@ const importFile = tried(async ([file]) => {
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
 
-// Earlier versions kept the chats in this browser's database. They go to the server once, and stay here for
-// 30 days.
-const KEPT_DAYS = 30;
-const importOld = async () => {
-  const since = memory.get("taken-over");
-  if (since && Date.now() - since > KEPT_DAYS * DAY) indexedDB.deleteDatabase("speculation");
-  const known = since ? [] : ((await indexedDB.databases?.()) ?? []);
-  if (!known.some(({ name }) => name === "speculation")) return;
-  const done = (request) =>
-    new Promise((resolve, reject) => {
-      request.onsuccess = () => resolve(request.result);
-      request.onerror = () => reject(request.error);
-    });
-  const database = await done(indexedDB.open("speculation"));
-  const [list, texts] = ["chats", "texts"].map((name) => database.transaction(name).objectStore(name));
-  const [old, names, found] = await Promise.all(
-    [list.getAll(), texts.getAllKeys(), texts.getAll()].map(done),
-  );
-  database.close();
-  const textOf = new Map(names.map((name, i) => [name, found[i]]));
-  for (const { name, title, named, at } of old) {
-    const about = JSON.stringify({ name, title, named, at }).slice(1, -1);
-    const one = `{${about},"turns":${textOf.get(name) || "[]"}}`;
-    await api("POST", "/import", `{"format":"speculation-chats","version":1,"chats":[${one}]}`);
-  }
-  memory.set("taken-over", Date.now());
-};
-
 // The left side's buttons and keys
 
 // On a phone the list covers the chat.
-function leaveList() {
+export function leaveList() {
   if (innerWidth <= 768) toggle($("#left"), false);
 }
 
-function startChats() {
+export function startChats() {
   $("#new").onclick = () => newChat();
   $("#close-chats").onclick = () => {
     leaveList();
@@ -208,10 +166,6 @@ function startChats() {
     currentTarget.ariaPressed = String(isIncognito);
   };
   $("#search").oninput = search;
-  $("#folders").onchange = ({ target }) => {
-    folder = target.value ? target.value.slice(1) : null;
-    readChats();
-  };
   $("#theme").onclick = switchTheme;
   $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>

@@ -1,18 +1,23 @@
 // The message box: text, attached files, Send and Stop, and drafts of unsent messages.
 
+import { $, button, chooseFiles, h, iconButton, inSize, memory, setText, tried } from "./dom.js";
+import { api } from "./api.js";
+import { settings } from "./settings.js";
+import { chat, editTurn, isIncognito, setChat, turns } from "./transcript.js";
+
 let attached = []; // { name, text } of text files, { name, pdf } in base64
 let isQueued = false; // whether the message goes as soon as the reply ends
 let isSending = false; // until the server has taken a message
 
 const box = () => $("#box");
-const runningTurn = () => turns.find((turn) => turn.state === "running");
+export const runningTurn = () => turns.find((turn) => turn.state === "running");
 
 // Not on touch screens, where focus opens the keyboard.
-function focusBox() {
+export function focusBox() {
   if (matchMedia("(hover: hover)").matches) box().focus();
 }
 
-function showComposer() {
+export function showComposer() {
   const isRunning = !!runningTurn();
   $("#send").hidden = isRunning;
   $("#stop").hidden = !isRunning;
@@ -27,7 +32,7 @@ function unqueue() {
   box().focus();
 }
 
-async function send() {
+export async function send() {
   const text = box().value.replace(/^\n+|\n+$/g, "");
   const files = attached;
   if (!text.trim() && !files.length) return unqueue();
@@ -41,7 +46,7 @@ async function send() {
   compose("", []);
   try {
     if (!chat) {
-      chat = await api("POST", "/chats", { settings, incognito: isIncognito });
+      setChat(await api("POST", "/chats", { settings, incognito: isIncognito }));
       history.pushState(null, "", `#chat=${chat.id}`);
     }
     const parent = turns.at(-1)?.id ?? null;
@@ -59,13 +64,13 @@ async function send() {
   }
 }
 
-const stopReply = tried(async () => {
+export const stopReply = tried(async () => {
   const turn = runningTurn();
   if (turn) await api("POST", `/turns/${turn.id}/stop`);
 });
 
 // Fills the box.
-function compose(text, files) {
+export function compose(text, files) {
   box().value = text;
   fitBox();
   attached = files;
@@ -90,17 +95,17 @@ function fitBox() {
 // Drafts: what was typed stays with its chat, through reloads; that of incognito chats in memory alone.
 
 let fleeting = {}; // drafts of incognito chats
-const isFleeting = () => chat?.incognito ?? isIncognito;
+export const isFleeting = () => chat?.incognito ?? isIncognito;
 const drafts = () => (isFleeting() ? fleeting : (memory.get("drafts") ?? {}));
 const keepDrafts = (now) => (isFleeting() ? (fleeting = now) : memory.set("drafts", now));
 
-function keepDraft() {
+export function keepDraft() {
   const { [chat?.id ?? "new"]: _, ...others } = drafts();
   const draft = { text: box().value, files: JSON.stringify(attached).length < 5e5 ? attached : [] };
   keepDrafts(draft.text || draft.files.length ? { ...others, [chat?.id ?? "new"]: draft } : others);
 }
 
-function restoreDraft() {
+export function restoreDraft() {
   const { text = "", files = [] } = drafts()[chat?.id ?? "new"] ?? {};
   isQueued = false;
   compose(text, files);
@@ -111,7 +116,7 @@ function restoreDraft() {
 const LARGEST = 1e6; // bytes of text, all files of a message together
 const LARGEST_PDF = 20e6;
 const PICTURE = /\.(png|jpe?g|gif|webp|bmp|svg|heic|tiff?)$/i;
-const bytesOf = (text) => new Blob([text]).size;
+export const bytesOf = (text) => new Blob([text]).size;
 
 async function readFile(file) {
   const { name, size, type } = file;
@@ -153,7 +158,7 @@ async function addFiles(files) {
     } catch (error) {
       // A folder gives only its name.
       const why =
-        error instanceof DOMException ? "cannot be read. Of a folder, add its files." : error.message;
+        error instanceof DOMException ? "cannot be read. If it is a folder, select its files instead." : error.message;
       refused.push(`${file.name} ${why}`);
     }
   }
@@ -161,7 +166,7 @@ async function addFiles(files) {
   box().focus();
 }
 
-function startComposer() {
+export function startComposer() {
   const form = $("#composer");
   form.onsubmit = (event) => {
     event.preventDefault();

@@ -1,12 +1,11 @@
-// Elements, icons, menus, dialogs and notices. The server joins the files of this folder into one script
-// (ui.py), so they share their names; start.js comes last and starts the page.
+// Elements, icons, menus, dialogs and notices.
 
-const $ = (selector, within = document) => within.querySelector(selector);
-const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
+export const $ = (selector, within = document) => within.querySelector(selector);
+export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
 // h("a", { href: "#", onclick }, "text") makes an element. Attributes that are false or null are left out.
-const h = (tag, ...given) => filled(document.createElement(tag), ...given);
-const svg = (tag, ...given) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...given);
+export const h = (tag, ...given) => filled(document.createElement(tag), ...given);
+export const svg = (tag, ...given) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...given);
 function filled(made, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made[name] = value;
@@ -17,46 +16,46 @@ function filled(made, attributes = {}, ...children) {
 }
 
 // The HTML of a block of Markdown, whose text the server has escaped. Nothing else becomes HTML.
-function fromHtml(html) {
+export function fromHtml(html) {
   const template = document.createElement("template");
   template.innerHTML = html;
   return template.content;
 }
 
 // Screen readers announce every assignment, so only changes are assigned.
-function setText(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
   element.hidden = !text;
 }
 
 // An icon of main.html.
-const icon = (name) => svg("svg", { "aria-hidden": "true" }, svg("use", { href: `#icon-${name}` }));
+export const icon = (name) => svg("svg", { "aria-hidden": "true" }, svg("use", { href: `#icon-${name}` }));
 
-const button = (content, onclick, attributes) =>
+export const button = (content, onclick, attributes) =>
   h("button", { type: "button", onclick, ...attributes }, ...[content].flat());
 
 // A button with an icon; its label is for screen readers and shown on hover.
-const iconButton = (name, label, onclick, attributes) =>
+export const iconButton = (name, label, onclick, attributes) =>
   button(icon(name), onclick, { class: "icon", "aria-label": label, title: label, ...attributes });
 
 // Of a group's elements, Tab reaches one; the arrow keys move between them.
-function roving(items, current, focuses = false) {
+export function roving(items, current, focuses = false) {
   for (const item of items) item.tabIndex = item === current ? 0 : -1;
   if (focuses) current?.focus();
 }
 
-const UP_DOWN = { ArrowUp: -1, ArrowDown: 1 };
-const LEFT_RIGHT = { ArrowLeft: -1, ArrowRight: 1 };
-function step(items, key, by = { ...UP_DOWN, ...LEFT_RIGHT }) {
+export const UP_DOWN = { ArrowUp: -1, ArrowDown: 1 };
+export const LEFT_RIGHT = { ArrowLeft: -1, ArrowRight: 1 };
+export function step(items, key, by = { ...UP_DOWN, ...LEFT_RIGHT }) {
   const at = items.findIndex((item) => item.contains(document.activeElement));
   if (key === "Home") return items[0];
   if (key === "End") return items.at(-1);
   return key in by ? (items[Math.max(at + by[key], 0)] ?? items.at(-1)) : undefined;
 }
 
-const activeIn = (element) =>
+export const activeIn = (element) =>
   $$(":is(button:enabled, a, summary):not(form *)", element).filter((one) => one.checkVisibility());
-function makeGroup(element) {
+export function makeGroup(element) {
   roving(activeIn(element), activeIn(element)[0]);
   element.addEventListener("keydown", (event) => {
     const items = activeIn(element);
@@ -68,7 +67,7 @@ function makeGroup(element) {
 }
 
 // Shows a menu at a button: [label, action] each.
-function openMenu(anchor, choices) {
+export function openMenu(anchor, choices) {
   const box = h("div", { class: "menu", role: "menu", popover: "auto", "aria-label": anchor.ariaLabel });
   const choose = (action) => () => {
     box.hidePopover();
@@ -98,7 +97,7 @@ function openMenu(anchor, choices) {
 }
 
 // A modal dialog with a heading; it ends with Escape, its cross, or close().
-function openDialog(title, ...content) {
+export function openDialog(title, ...content) {
   const cross = iconButton("close", "Close", () => dialog.close());
   const dialog = h("dialog", { "aria-label": title }, h("header", {}, h("h2", {}, title), cross), ...content);
   dialog.onclose = () => dialog.remove();
@@ -108,7 +107,7 @@ function openDialog(title, ...content) {
 }
 
 // Asks for a line of text; undefined if the user leaves it.
-async function askFor(title, value = "") {
+export async function askFor(title, value = "") {
   const field = h("input", { value, "aria-label": title, dir: "auto", maxlength: 80 });
   const save = h("button", { class: "primary", value: "save" }, "Save");
   const dialog = openDialog(title, h("form", { method: "dialog" }, field, save));
@@ -118,7 +117,7 @@ async function askFor(title, value = "") {
 }
 
 // Asks for files of this machine; the browser shows its own dialog.
-function chooseFiles(attributes, take) {
+export function chooseFiles(attributes, take) {
   const input = h("input", { type: "file", ...attributes });
   input.onchange = () => take(input.files);
   input.click();
@@ -126,7 +125,7 @@ function chooseFiles(attributes, take) {
 
 // A line at the bottom for a while, with an action such as Undo.
 let noticeEnds = 0;
-function notify(text, label, action) {
+export function notify(text, label, action) {
   const box = $("#notice");
   clearTimeout(noticeEnds);
   const act = () => {
@@ -139,7 +138,7 @@ function notify(text, label, action) {
 }
 
 // Wraps an action: an error it raises is shown at its place, until a later action there succeeds.
-function tried(action, place = () => $("#alert")) {
+export function tried(action, place = () => $("#alert")) {
   return async (...given) => {
     try {
       const result = await action(...given);
@@ -152,13 +151,13 @@ function tried(action, place = () => $("#alert")) {
   };
 }
 
-function inSize(bytes) {
+export function inSize(bytes) {
   const units = { GB: 1e9, MB: 1e6, kB: 1e3, B: 1 };
   const [unit, one] = Object.entries(units).find(([, one]) => bytes >= 0.9995 * one) ?? ["B", 1];
   return `${(bytes / one).toFixed(one >= 1e6 && bytes < 100 * one ? 1 : 0)} ${unit}`;
 }
 
-async function toClipboard(text) {
+export async function toClipboard(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -172,14 +171,8 @@ async function toClipboard(text) {
   }
 }
 
-function download(blob, name) {
-  const link = h("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-}
-
 // What this browser remembers: settings of the page, unsent messages. It may be set to store nothing.
-const memory = {
+export const memory = {
   get(key) {
     try {
       return JSON.parse(localStorage.getItem(`speculation:${key}`));

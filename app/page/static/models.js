@@ -1,5 +1,9 @@
 // The models: those on this machine, those that models.txt names, and any GGUF of the Hub.
 
+import { $, button, h, inSize, notify, openDialog, setText, tried } from "./dom.js";
+import { api, listeners } from "./api.js";
+import { NEEDS, changeSettings, progressOf, server, titleOf } from "./settings.js";
+
 let modelList = null; // as GET page/models says, while the dialog is open
 let hubList = null; // as GET page/models/hub says
 let openedModel = ""; // whose details are shown
@@ -10,7 +14,7 @@ const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
 const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
 const modelsBox = () => $("#models");
 
-async function openModels() {
+export async function openModels() {
   const spec = server.status?.model?.spec;
   if (spec) {
     loadWith = { n_ctx: spec.n_ctx, kv_type: spec.kv_type };
@@ -71,7 +75,7 @@ async function readModels() {
 }
 
 async function readHub(repo) {
-  $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
+  if (!hubList) $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
   try {
     hubList = await api("GET", `/models/hub?repo=${encodeURIComponent(repo)}&${loadQuery()}`);
   } catch (error) {
@@ -83,39 +87,24 @@ async function readHub(repo) {
 }
 
 let refreshing = 0;
-function refreshModels() {
+export function refreshModels() {
   if (!modelsBox()) return;
   clearTimeout(refreshing);
-  refreshing = setTimeout(tried(readModels, modelError), 200);
-  showModels();
+  const read = () => Promise.all([readModels(), hubList && readHub(hubList.repo)]);
+  refreshing = setTimeout(tried(read, modelError), 200);
 }
 
-const isUnderWay = (transfer) => ["running", "waiting"].includes(transfer?.state);
+listeners.models = refreshModels;
 
-listeners.models = ({ transfer, measuring, error }) => {
-  if (error) setText(modelError(), error);
-  if (!modelsBox() || !modelList) return;
-  if (measuring !== undefined) modelList.is_measuring = !!measuring;
-  if (isUnderWay(transfer)) {
-    for (const one of [...modelList.models, ...(hubList?.models ?? [])]) {
-      if (one.name === transfer.name) one.transfer = transfer;
-    }
-    if (!document.activeElement.matches(".model select")) showModels(); // else its open list would close
-    return;
-  }
-  if (transfer && hubList) tried(() => readHub(hubList.repo), modelError)();
-  refreshModels();
-};
-
-function showModels() {
+export function showModels() {
   if (!modelList || !modelsBox()) return;
   const focused = document.activeElement?.dataset?.key;
   setText($("#computed-by"), modelList.computed_by);
   setText($("#load-error"), server.status?.error ?? "");
   const groups = [
     ["On this machine", modelList.models.filter((one) => one.is_here)],
-    ["Downloads", modelList.models.filter((one) => !one.is_here && one.transfer)],
-    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.transfer)],
+    ["Downloaded in part", modelList.models.filter((one) => !one.is_here && one.part)],
+    ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.part)],
   ];
   modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
   $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
@@ -143,11 +132,16 @@ function modelRow(model) {
     h("span", { class: "quiet" }, ...modelFacts(model)),
   );
   const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
-  const { transfer, trouble } = model;
+  const { part, trouble } = model;
   const loading = server.status?.loading;
+  const isLoading = loading?.model === model.name;
   if (trouble) row.append(h("p", { class: model.is_here ? "error" : "quiet" }, trouble));
-  if (loading?.model === model.name) row.append(h("p", { class: "quiet" }, progressOf(loading)));
-  if (transfer) row.append(...transferLines(transfer));
+  if (isLoading) row.append(h("p", { class: "quiet" }, progressOf(loading)));
+  else if (part) row.append(h("p", { class: "quiet" }, `Here: ${inSize(part.done)} of ${inSize(part.total)}`));
+  if (isLoading || part) {
+    const { done, total } = isLoading ? loading : part;
+    row.append(h("progress", { "aria-label": "Downloaded", ...(total && { max: total, value: done }) }));
+  }
   if (isOpen) row.append(modelDetails(model));
   return row;
 }
@@ -174,33 +168,15 @@ function modelButton({ name, title }, label, action, attributes) {
 }
 
 function modelActions(model) {
-  const { name, transfer } = model;
   const act = (...given) => modelButton(model, ...given);
   const loading = server.status?.loading;
-  if (loading?.model === name) return [act("Cancel", () => api("DELETE", "/models/load"))];
-  if (isUnderWay(transfer)) {
-    const label = transfer.file_type ? "Cancel" : "Pause";
-    return [act(label, () => api("POST", "/models/pause", { name }))];
-  }
+  if (loading?.model === model.name) return [act("Cancel", () => api("DELETE", "/models/load"))];
   if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
   if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
   if (!model.can_download) return [];
-  const download = () => api("POST", "/models/download", { name });
-  if (!model.can_delete) return [act("Download", download)];
-  return [act("Resume", download), act("Delete…", () => confirmModelDelete(model))]; // a part is here
-}
-
-function transferLines({ state, done, total, error, file_type }) {
-  const what = file_type ? `Converting to ${file_type}` : "Downloading";
-  const much = total ? `: ${inSize(done)} of ${inSize(total)}` : "";
-  if (state === "failed") return [h("p", { class: "error", role: "alert" }, error)];
-  const text =
-    state === "waiting" ? "Waits for another transfer"
-    : state === "paused" ? `Paused${much}`
-    : total && done === total ? "Checking the file"
-    : `${what}${much}`;
-  const bar = h("progress", total ? { max: total, value: done, "aria-label": what } : { "aria-label": what });
-  return [h("p", { class: "quiet" }, text), ...(state === "waiting" ? [] : [bar])];
+  const start = () => loadModel(modelSpec(model)); // the loaded model goes on meanwhile
+  if (!model.can_delete) return [act("Download and load", start)];
+  return [act("Resume", start), act("Delete…", () => confirmModelDelete(model))]; // a part is here
 }
 
 // What a model is loaded with: its own choice, else what models.txt pairs if the loaded one has such.
@@ -214,7 +190,7 @@ function modelSpec(model) {
 }
 
 function modelDetails(model) {
-  const { name, shape, fit, speeds, faster } = model;
+  const { shape, fit, speeds } = model;
   const line = (text) => text && h("p", { class: "quiet" }, text);
   const act = (...given) => modelButton(model, ...given);
   const form = [
@@ -233,9 +209,7 @@ function modelDetails(model) {
     changes.push(act("See other quantisations", () => readHub(model.repo)));
   }
   const row = [
-    isLoaded(model) && act(modelList.is_measuring ? "Measuring…" : "Measure now", measureModel),
     isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
-    faster && act(`Convert to ${faster.file_type}`, () => api("POST", "/models/convert", { name })),
     model.is_here && model.can_delete && act("Delete…", () => confirmModelDelete(model)),
   ].filter(Boolean);
   return h(
@@ -245,18 +219,11 @@ function modelDetails(model) {
     line(form.join(" · ")),
     line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
     changes.length > 0 && h("div", { class: "row" }, ...changes),
-    line(measured.length ? `Measured here: ${measured.join(", ")}` : isLoaded(model) && NOT_MEASURED),
-    faster &&
-      line(
-        `${shape.file_type} reads prompts about half as fast here as ${faster.file_type}. ` +
-          `The converted file takes ${inSize(faster.n_bytes)} more on disk.`,
-      ),
+    line(measured.length && `Measured here: ${measured.join(", ")}`),
     ...modelExtras(model),
     row.length > 0 && h("div", { class: "row" }, ...row),
   );
 }
-
-const NOT_MEASURED = "Not measured here yet: that is done by replies, or in some seconds by a click.";
 
 // Draft model and heads, where models.txt or the loaded model has some.
 function modelExtras(model) {
@@ -307,15 +274,8 @@ const loadModel = tried(async (spec) => {
   refreshModels();
 }, modelError);
 
-async function measureModel() {
-  if (modelList.is_measuring) return;
-  modelList.is_measuring = true;
-  showModels();
-  await api("POST", "/models/measure");
-}
-
-function confirmModelDelete({ name, title, is_here, shape, transfer }) {
-  const takes = inSize(is_here || !transfer ? shape.n_bytes : transfer.done);
+function confirmModelDelete({ name, title, is_here, shape, part }) {
+  const takes = inSize(is_here ? shape.n_bytes : part.done);
   const question = is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?";
   const text = `${title} takes ${takes} on disk. Deleting it cannot be undone.`;
   askWhether(question, text, "Delete", "Keep", async () => {
@@ -331,7 +291,7 @@ function askWhether(question, text, yes, no, action) {
 }
 
 // A method needs something that is not loaded, and models.txt pairs it with the model.
-function offerMissing(method, { setting, offer }) {
+export function offerMissing(method, { setting, offer }) {
   const { spec, name } = server.status.model;
   const load = () => {
     changeSettings({ method, parameters: {} });

@@ -1,15 +1,15 @@
 // Race: two methods write the same text in turn, several times, then are played on one clock.
 
+import { $, $$, button, h, openDialog, setText, tried } from "./dom.js";
+import { api, listeners } from "./api.js";
+import { PLAIN, missingFor, nameOf, server, settings, titleOf } from "./settings.js";
+
 const MOST_TOKENS = 256; // of each run, so that a race takes seconds
-const MOST_SECONDS = 20; // of a film, which is faster than the race if that took longer
-const LAST_SECONDS = 2; // for which a film shows the result
 const MOST_GONE = 1000; // ms between two frames: longer ones come from a hidden page, which waits
-const FILM =
-  window.MediaRecorder && ["video/webm", "video/mp4"].find((type) => MediaRecorder.isTypeSupported(type));
 let race = null; // of the open dialog: { id: of the race that runs, early, result, … }
 
-// On a finished reply ({ turn }) or on a text ({ prompt }), of which a picture shows the line `said`.
-function openRace({ turn = null, prompt = "", said = prompt, start = false }) {
+// On a finished reply ({ turn }) or on a text ({ prompt }).
+export function openRace({ turn = null, prompt = "", start = false }) {
   const usable = server.methods.filter(({ name }) => !missingFor(name));
   const choice = (label, value) => {
     const select = h("select", { "aria-label": label });
@@ -28,15 +28,14 @@ function openRace({ turn = null, prompt = "", said = prompt, start = false }) {
   const stage = h("div", { class: "stage" });
   const dialog = openDialog("Race", form, error, h("p", { class: "quiet" }, note, count), stage);
   dialog.classList.add("race");
-  if (turn) said = turns.find(({ id }) => id === turn.parent)?.text ?? "";
-  const opened = (race = { note, count, stage, error, go, said });
+  const opened = (race = { note, count, stage, error, go });
   const stop = () => api("DELETE", `/races/${opened.id}`);
   form.onsubmit = tried(
     async (event) => {
       event.preventDefault();
       if (opened.early) return; // it is about to start
       if (opened.id) return stop();
-      endPlay(opened);
+      cancelAnimationFrame(opened.frame);
       stage.replaceChildren();
       const max_tokens = Math.min(settings.max_tokens || MOST_TOKENS, MOST_TOKENS);
       const wanted = { methods: methods.map(({ value }) => value), settings: { ...settings, max_tokens } };
@@ -54,7 +53,7 @@ function openRace({ turn = null, prompt = "", said = prompt, start = false }) {
     () => error,
   );
   dialog.addEventListener("close", () => {
-    endPlay(opened);
+    cancelAnimationFrame(opened.frame);
     if (opened.id) stop().catch(console.warn);
     race = null;
   });
@@ -89,39 +88,30 @@ function showResult() {
     text.ariaLabel = `Text of ${title}`;
     return h("section", { class: "lane", "aria-label": title }, heading, text);
   });
-  const buttons = [
-    button("Play again", () => playRace()),
-    button("Save a picture", savePicture),
-    FILM && button("Save a film", saveFilm),
-  ];
   race.stage.replaceChildren(
     h("div", { class: "lanes" }, ...lanes),
     h("p", { class: "verdict", role: "status" }),
-    h("div", { class: "row" }, ...buttons.filter(Boolean)),
+    h("div", { class: "row" }, button("Play again", playRace)),
   );
   playRace();
 }
 
 const secondsOf = ({ tokens }) => tokens.at(-1)?.[0] ?? 0;
-const longestOf = ({ played }) => Math.max(...played.map(secondsOf));
-const endOf = ({ same, parting }) => (same ? "Same text ✓" : parting);
 
-// Plays both texts; a film is painted meanwhile.
-function playRace(film = null) {
-  endPlay(race);
+function playRace() {
+  cancelAnimationFrame(race.frame);
   const { stage, result } = race;
   const lanes = $$(".lane", stage).map((lane, n) => ({ lane, n: 0, run: result.played[n] }));
   const verdict = $(".verdict", stage);
   verdict.replaceChildren();
   for (const { lane } of lanes) $(".lane-text", lane).replaceChildren();
-  const longest = longestOf(result);
-  const rate = film?.rate ?? 1;
+  const longest = Math.max(...result.played.map(secondsOf));
   let now = 0;
   let before = performance.now();
   const draw = () => {
     const gone = performance.now() - before;
     before += gone;
-    now += (Math.min(gone, MOST_GONE) / 1000) * rate;
+    now += Math.min(gone, MOST_GONE) / 1000;
     for (const one of lanes) {
       const { tokens } = one.run;
       const text = $(".lane-text", one.lane);
@@ -134,142 +124,9 @@ function playRace(film = null) {
       one.lane.classList.toggle("over", one.n === tokens.length);
     }
     if (now >= longest && !verdict.firstChild) {
-      verdict.append(h("b", {}, result.sentence), `. ${endOf(result)}`);
+      verdict.append(h("b", {}, result.sentence), `. ${result.texts}`);
     }
-    film?.paint(now);
-    if (now < longest + (film ? LAST_SECONDS * rate : 0)) race.frame = requestAnimationFrame(draw);
-    else film?.save();
+    if (now < longest) race.frame = requestAnimationFrame(draw);
   };
   draw();
-}
-
-function endPlay(one) {
-  cancelAnimationFrame(one.frame);
-  one.recorder?.stop();
-  one.recorder = null;
-}
-
-function savePicture() {
-  const { canvas, paint } = painterOf(race);
-  paint(Infinity);
-  canvas.toBlob((blob) => download(blob, "race.png"));
-}
-
-// Records the canvas while the race is played.
-function saveFilm() {
-  const { note, result } = race;
-  const rate = Math.max(1, longestOf(result) / MOST_SECONDS);
-  const { canvas, paint } = painterOf(race, rate);
-  const recorder = new MediaRecorder(canvas.captureStream(), { mimeType: FILM, videoBitsPerSecond: 4e6 });
-  const parts = [];
-  recorder.ondataavailable = ({ data }) => parts.push(data);
-  const save = () => {
-    recorder.onstop = () => download(new Blob(parts, { type: FILM }), `race.${FILM.split("/")[1]}`);
-    recorder.stop();
-    setText(note, "The film is saved.");
-  };
-  document.onvisibilitychange = () => {
-    if (recorder.state !== "inactive") document.hidden ? recorder.pause() : recorder.resume();
-  };
-  playRace({ paint, rate, save });
-  race.recorder = recorder;
-  recorder.start();
-  setText(note, "The film is recorded while it plays.");
-}
-
-// Paints the race as it was after `now` seconds, in the page's colours.
-function painterOf({ result, said }, rate = 1) {
-  const [width, height, pad, gap] = [1280, 720, 48, 40];
-  const column = (width - 2 * pad - gap) / 2;
-  const [top, high, most] = [216, 29, 11]; // of the lines of text
-  const canvas = h("canvas", { width, height });
-  const context = canvas.getContext("2d");
-  const style = getComputedStyle(document.body);
-  const use = (fill, size = 20, weight = 400) => {
-    context.fillStyle = style.getPropertyValue(`--${fill}`).trim();
-    context.font = `${weight} ${size}px system-ui, sans-serif`;
-  };
-  use("ink");
-  const lanes = result.played.map((run) => ({
-    run,
-    lines: linesOf(context, run.tokens, column),
-    isRtl: h("p", { dir: "auto" }, textOf(run.tokens)).matches(":dir(rtl)"),
-  }));
-  const paint = (now) => {
-    const write = (text, x, y, most = width - 2 * pad) => context.fillText(text, x, y, most);
-    use("page");
-    context.fillRect(0, 0, width, height);
-    use("quiet");
-    write(server.status?.model?.name ?? "", pad, 64);
-    write(said.split("\n")[0].slice(0, 110), pad, 96);
-    const pace = rate > 1 ? `, played ${rate.toFixed(1)} times as fast` : "";
-    write(`Made with Speculation, as measured on this machine${pace}`, pad, height - 34);
-    lanes.forEach(({ run, lines, isRtl }, n) => {
-      const x = pad + n * (column + gap);
-      const seconds = Math.min(now, secondsOf(run));
-      const shown = run.tokens.filter(([at]) => at <= now);
-      use("quiet", 22);
-      const clock = `${shown.length} tokens in ${seconds.toFixed(2)} s`;
-      write(clock, x + column - context.measureText(clock).width, 152);
-      use("ink", 24, 600);
-      write(titleOf(run.method), x, 152, column - 240);
-      use("line");
-      context.fillRect(x, 168, column, 8);
-      use(n ? "green" : "quiet");
-      context.fillRect(x, 168, (seconds / longestOf(result)) * column, 8);
-      const n_shown = textOf(shown).length;
-      const begun = lines.filter(({ from }) => from < n_shown).slice(-most);
-      begun.forEach(({ text, from, marks }, row) => {
-        const y = top + row * high;
-        use("ink");
-        context.direction = isRtl ? "rtl" : "ltr";
-        write(text.slice(0, n_shown - from), isRtl ? x + column : x, y);
-        use("green");
-        for (const [start, wide, end] of marks) {
-          const left = isRtl ? column - start - wide : start;
-          if (end <= n_shown) context.fillRect(x + left, y + 5, wide, 2);
-        }
-      });
-      context.direction = "ltr";
-    });
-    if (now < longestOf(result)) return;
-    use("ink", 30, 600);
-    write(result.sentence, pad, 580);
-    use("quiet", 22);
-    linesOf(context, [[0, endOf(result)]], width - 2 * pad).forEach(({ text }, n) =>
-      write(text, pad, 616 + n * 26),
-    );
-  };
-  return { canvas, paint };
-}
-
-const textOf = (tokens) => tokens.map(([, piece]) => piece.replaceAll("\t", "    ")).join("");
-
-// Breaks a text into lines: { text, from: its place, marks: [x, width, end] of each drafted token }.
-function linesOf(context, tokens, width) {
-  const text = textOf(tokens);
-  const wide = (from, to) => context.measureText(text.slice(from, to).replace("\n", "")).width;
-  const lines = [];
-  let from = 0;
-  let to = 0;
-  const end = () => {
-    lines.push({ text: text.slice(from, to), from, to, marks: [] });
-    from = to;
-  };
-  for (const [word] of text.matchAll(/\n|[^\S\n]+|\S{1,24}/gu)) {
-    if (word.trim() && wide(from, to + word.length) > width) end();
-    to += word.length;
-    if (word === "\n") end();
-  }
-  end();
-  let at = 0;
-  for (const token of tokens) {
-    const begin = at;
-    at += textOf([token]).length;
-    for (const line of token[2] ? lines : []) {
-      const [a, b] = [Math.max(begin, line.from), Math.min(at, line.to)];
-      if (a < b) line.marks.push([wide(line.from, a), wide(a, b), at]);
-    }
-  }
-  return lines;
 }

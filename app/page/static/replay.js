@@ -3,6 +3,11 @@
 // A step is [draft_ms, decode_ms, accept_ms, rows, n_texts, nodes, path, bonus]; nodes are
 // [parent, piece, source] with parent -1 for the root, and path has the numbers of the accepted ones.
 
+import { $, h, icon, setText, tried } from "./dom.js";
+import { api } from "./api.js";
+import { focusInDrawer, openDrawer } from "./settings.js";
+import { cellsOf } from "./transcript.js";
+
 let replay = null; // { sources, steps, starts: ms before each step and in all, at, frame }
 
 const FIRST = 400; // ms of the first step that are played: it also reads the end of the prompt
@@ -10,7 +15,7 @@ const piecesOf = ([, , , , , nodes, path, bonus]) => [...path.map((n) => nodes[n
 const tokensOf = ([, , , , , , path, bonus]) => path.length + (bonus ? 1 : 0);
 const msOf = ([draft, decode, accept]) => draft + decode + accept;
 
-async function openReplay(turn) {
+export async function openReplay(turn) {
   stopReplay();
   openDrawer("replay");
   $("#replayed").hidden = true;
@@ -30,7 +35,7 @@ async function openReplay(turn) {
   )();
 }
 
-function startReplay() {
+export function startReplay() {
   $("#scrubber").oninput = ({ target }) => showStep(Number(target.value));
   $("#back").onclick = () => showStep(replay.at - 1);
   $("#on").onclick = () => showStep(replay.at + 1);
@@ -142,7 +147,7 @@ function play() {
   replay.frame = requestAnimationFrame(tick);
 }
 
-function stopReplay() {
+export function stopReplay() {
   if (!replay?.frame) return;
   cancelAnimationFrame(replay.frame);
   replay.frame = 0;

@@ -4,23 +4,30 @@
 // leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
 // page.set when one changes.
 
-const USUAL = { method: "auto" }; // what is not set has the server's defaults
-const PLAIN = "ar"; // the method without drafts
-let server = { methods: [], presets: [], folders: [], status: {} }; // as GET page/state says
-let settings = USUAL;
+import { $, $$, askFor, button, h, inSize, memory, notify, openMenu, setText, tried } from "./dom.js";
+import { AGAIN_MS, OFFLINE, api, goOnAfter } from "./api.js";
+import { offerMissing } from "./models.js";
+import { chat, turns } from "./transcript.js";
+import { isFleeting } from "./composer.js";
+import { stopReplay } from "./replay.js";
 
-const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them
-const titleOf = (method) => server.methods.find(({ name }) => name === nameOf(method))?.title ?? method;
+const USUAL = { method: "auto" }; // what is not set has the server's defaults
+export const PLAIN = "ar"; // the method without drafts
+export let server = { methods: [], presets: [], status: {} }; // as GET page/state says
+export let settings = USUAL;
+
+export const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them
+export const titleOf = (method) => server.methods.find(({ name }) => name === nameOf(method))?.title ?? method;
 
 // Takes over a chat's settings, or those last used.
-function useSettings(given) {
+export function useSettings(given) {
   settings = { ...USUAL, ...given };
   showHeader();
   showFields();
 }
 
 let settingsSaved = 0;
-function changeSettings(changes, before = settings) {
+export function changeSettings(changes, before = settings) {
   settings = { ...before, ...changes };
   if (!isFleeting()) memory.set("settings", settings);
   showHeader();
@@ -47,9 +54,9 @@ window.page = {
 
 // The drawer
 
-const drawer = () => $("#right");
-const isOpen = (side) => side.classList.contains("open");
-function toggle(side, opens = !isOpen(side)) {
+export const drawer = () => $("#right");
+export const isOpen = (side) => side.classList.contains("open");
+export function toggle(side, opens = !isOpen(side)) {
   if (isOpen(side) !== opens) $(".toggle-button", side).click();
   for (const one of $$(`[aria-controls="${side.id}"]`)) one.ariaExpanded = String(opens);
 }
@@ -64,7 +71,7 @@ function showFields() {
   document.dispatchEvent(new CustomEvent("fields", { detail: now }));
 }
 
-function openDrawer(shows) {
+export function openDrawer(shows) {
   const side = drawer();
   if (shows !== "replay") stopReplay();
   if (!isOpen(side)) side.opener = document.activeElement;
@@ -78,19 +85,19 @@ function openDrawer(shows) {
 }
 
 // Focuses a part of the drawer, which is not yet visible in the frame in which it opens.
-function focusInDrawer(part) {
+export function focusInDrawer(part) {
   if (!part.isConnected || !isOpen(drawer())) return;
   part.focus();
   if (document.activeElement !== part) requestAnimationFrame(() => focusInDrawer(part));
 }
 
-function closeDrawer() {
+export function closeDrawer() {
   stopReplay();
   toggle(drawer(), false);
   drawer().opener?.focus();
 }
 
-const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
+export const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
 
 function showPresets() {
   const select = $("#presets select");
@@ -101,7 +108,7 @@ function showPresets() {
   if (!select.value) select.value = ""; // it was deleted
 }
 
-function startPresets() {
+export function startPresets() {
   const chosen = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
   $("#presets select").onchange = () => {
     if (!chosen()) return;
@@ -135,7 +142,31 @@ async function deletePreset({ id, name, settings }) {
   });
 }
 
+// Asks until the server answers: it may just be starting again.
+export async function readServer() {
+  for (;;) {
+    try {
+      server = await api("GET", "/state");
+      break;
+    } catch (error) {
+      console.warn(error);
+      setText($("#offline"), error.cause ? OFFLINE : error.message);
+      await new Promise((done) => setTimeout(done, AGAIN_MS));
+    }
+  }
+  setText($("#offline"), "");
+  goOnAfter(server.seq);
+  for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
+  if (server.notice) notify(server.notice);
+  showHeader();
+}
+
 // The header
+
+export function takeStatus(status) {
+  server.status = status;
+  showHeader();
+}
 
 function showHeader() {
   const { model, loading, error } = server.status ?? {};
@@ -149,14 +180,30 @@ function showHeader() {
   showStart();
 }
 
+function showStart() {
+  const model = server.status?.model;
+  const about = model
+    ? `${model.name}: ${model.description}. ${expectationOf(model)}`
+    : "No model is loaded yet.";
+  setText($("#about"), about);
+}
+
+// What to expect of a model of this size. The demo model that is included only shows the methods.
+function expectationOf(model) {
+  const [, number, unit] = model?.description.match(/([\d.]+)([MB])\b/) ?? [];
+  const millions = number * (unit === "B" ? 1000 : 1);
+  if (millions < 100) return "It is a small demo model, and its answers are not reliable.";
+  return millions < 2000 ? "It is a small model: good for short and simple texts, and often wrong." : "";
+}
+
 // The methods. One that cannot run is grey and says why; if models.txt has what it needs, that is offered.
-const NEEDS = {
+export const NEEDS = {
   draft_model: "a draft model",
   heads: "drafting heads",
   model: "a model that is not recurrent",
   parameters: "smaller parameters here",
 };
-const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting, offer }
+export const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting, offer }
 
 function showMethods() {
   const select = $("#method");
@@ -172,7 +219,7 @@ function showMethods() {
   select.value = nameOf(settings.method);
 }
 
-function chooseMethod(name) {
+export function chooseMethod(name) {
   if (missingFor(name)?.offer.length) {
     $("#method").value = nameOf(settings.method);
     return offerMissing(name, missingFor(name));
@@ -181,13 +228,13 @@ function chooseMethod(name) {
   showFields();
 }
 
-function progressOf({ model, stage, done, total }) {
+export function progressOf({ model, stage, done, total }) {
   if (stage === "measure") return `Measuring the speed of ${model}`;
   if (stage !== "download") return `Loading ${model}: ${done} %`;
   return `Downloading ${model}: ${inSize(done)} of ${inSize(total)}`;
 }
 
-function showGauge() {
+export function showGauge() {
   const max = server.status?.model?.n_ctx ?? 0;
   const value = turns.findLast((turn) => turn.n_context)?.n_context ?? 0;
   const title = `Context: ${value} of ${max} tokens`;
@@ -195,11 +242,11 @@ function showGauge() {
 }
 
 // Light and dark: as the system has it, until the user switches.
-function useTheme(theme) {
+export function useTheme(theme) {
   if (theme) document.body.classList.toggle("dark", theme === "dark");
 }
 
-function switchTheme() {
+export function switchTheme() {
   const theme = document.body.classList.contains("dark") ? "light" : "dark";
   memory.set("theme", theme);
   useTheme(theme);

@@ -1,5 +1,20 @@
 // The cards of the start page, the shortcuts, and the start of it all.
 
+import { $, $$, makeGroup, memory, tried } from "./dom.js";
+import { beginToListen, listeners } from "./api.js";
+import {
+  chooseMethod, closeDrawer, drawer, isOpen, readServer, server, startPresets, takeStatus,
+  toggle, toggleSettings, useSettings, useTheme,
+} from "./settings.js";
+import { openModels, refreshModels, showModels } from "./models.js";
+import { readChats, startChats } from "./chats.js";
+import { followAddress, newChat, readChat, showTurns, startTranscript } from "./transcript.js";
+import {
+  bytesOf, compose, focusBox, restoreDraft, runningTurn, send, startComposer, stopReply,
+} from "./composer.js";
+import { startReplay } from "./replay.js";
+import { openRace } from "./race.js";
+
 // Each card of main.html has a message, maybe with a file.
 function startCards() {
   for (const card of $$("#start .cards li")) {
@@ -11,25 +26,9 @@ function startCards() {
       send();
     };
     const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
-    $(".race-card", card).onclick = () => openRace({ prompt, said: text, start: true });
+    $(".race-card", card).onclick = () => openRace({ prompt, start: true });
   }
   makeGroup($("#start .cards"));
-}
-
-function showStart() {
-  const model = server.status?.model;
-  const about = model
-    ? `${model.name}: ${model.description}. ${expectationOf(model)}`
-    : "No model is loaded yet.";
-  setText($("#about"), about);
-}
-
-// What to expect of a model of this size. The demo model that is included only shows the methods.
-function expectationOf(model) {
-  const [, number, unit] = model?.description.match(/([\d.]+)([MB])\b/) ?? [];
-  const millions = number * (unit === "B" ? 1000 : 1);
-  if (millions < 100) return "It is a small demo model, and its answers are not reliable.";
-  return millions < 2000 ? "It is a small model: good for short and simple texts, and often wrong." : "";
 }
 
 function startKeys() {
@@ -58,40 +57,17 @@ function startKeys() {
 }
 
 listeners.status = (status) => {
-  server.status = status;
-  showHeader();
-  refreshModels();
+  const before = server.status;
+  takeStatus(status);
+  if (status.loading?.model !== before.loading?.model || status.error !== before.error) refreshModels();
+  // Else an open list would close.
+  if (!document.activeElement.matches(".model select")) showModels();
 };
 listeners.reset = tried(async () => {
   await readServer();
   await readChats();
-  if (!chat) return;
-  const before = nOpened;
-  const got = await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`);
-  if (before !== nOpened) return;
-  chat = got.chat;
-  const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
-  takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
+  await readChat();
 });
-
-// Asks until the server answers: it may just be starting again.
-async function readServer() {
-  for (;;) {
-    try {
-      server = await api("GET", "/state");
-      break;
-    } catch (error) {
-      console.warn(error);
-      setText($("#offline"), error.cause ? OFFLINE : error.message);
-      await new Promise((done) => setTimeout(done, AGAIN_MS));
-    }
-  }
-  setText($("#offline"), "");
-  lastId = String(server.seq ?? "");
-  for (const method of server.methods) if (method.name === PLAIN) method.title = "Plain decoding";
-  if (server.notice) notify(server.notice);
-  showHeader();
-}
 
 function startHeader() {
   $("#show-chats").onclick = () => toggle($("#left"));
@@ -104,12 +80,15 @@ function startHeader() {
 
 // Gradio makes the page's three parts; each tells when it is there.
 let isStarting = false;
-let hasStarted = false;
 async function start() {
   if (isStarting || !$("#chats") || !$("#composer") || !$("#drawer-title") || !$("#right")) return;
   isStarting = true;
   useTheme(memory.get("theme"));
   $(".gradio-container").prepend($(".skip")); // the first stop of Tab
+  $(".skip").onclick = (event) => {
+    event.preventDefault(); // the address is the chat's
+    $("#box").focus();
+  };
   startChats();
   startTranscript();
   startComposer();
@@ -126,11 +105,9 @@ async function start() {
   showTurns();
   restoreDraft();
   await followAddress();
-  hasStarted = true;
-  listen();
+  beginToListen();
   focusBox();
   document.documentElement.dataset.ready = "";
-  await tried(importOld)();
 }
 document.addEventListener("part", start);
 start();

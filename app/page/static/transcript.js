@@ -1,6 +1,19 @@
 // The open chat: its turns, their actions, and replies as they grow.
 
-let turns = []; // the active path, as TurnJson
+import {
+  $, $$, LEFT_RIGHT, UP_DOWN, activeIn, button, fromHtml, h, memory, notify, openDialog, openMenu, roving,
+  setText, step, svg, toClipboard, tried,
+} from "./dom.js";
+import { api, listeners } from "./api.js";
+import { settings, showGauge, useSettings } from "./settings.js";
+import { copyLink, duplicate, here, leaveList, showChats } from "./chats.js";
+import { focusBox, isFleeting, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
+import { openReplay } from "./replay.js";
+import { openRace } from "./race.js";
+
+export let chat = null; // as ChatJson; null: a new one
+export let isIncognito = false; // whether the next new chat is kept nowhere
+export let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
 const LEFT_OUT = "The model no longer reads the turns above: its context of";
@@ -21,7 +34,19 @@ async function openChat(id, turn = null) {
   else scrollToEnd();
 }
 
-function newChat(incognito = isIncognito) {
+export const setChat = (now) => (chat = now);
+
+// Reads the open chat again, after events were missed.
+export async function readChat() {
+  const mine = nOpened;
+  const got = chat && (await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`));
+  if (!got || mine !== nOpened) return;
+  chat = got.chat;
+  const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
+  takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
+}
+
+export function newChat(incognito = isIncognito) {
   nOpened++;
   leaveList();
   keepDraft();
@@ -36,7 +61,7 @@ function newChat(incognito = isIncognito) {
 }
 
 // The address tells which chat is open, so that links and the browser's Back work.
-const followAddress = tried(async () => {
+export const followAddress = tried(async () => {
   const { chat: id, turn } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   leaveList();
   if (!id) return chat && newChat();
@@ -90,18 +115,28 @@ function takeBranch({ after, turns: added }) {
   showTurns();
 }
 
-function showTurns() {
+export function showTurns() {
   const box = $("#turns");
   const before = new Map($$(".turn", box).map((article) => [article.turn, article]));
   const articles = turns.map((turn) => before.get(turn) ?? articleOf(turn));
   const earlier = button("Earlier turns", tried(readEarlier), { class: "earlier" });
   box.replaceChildren(...(hasEarlier ? [earlier] : []), ...articles);
+  showLeftOut();
   setCurrent(articles.at(-1));
   showChats();
   setText($("#incognito-note"), (chat ? chat.incognito : isIncognito) ? INCOGNITO : "");
   $("#start").hidden = turns.length > 0;
   showGauge();
   showComposer();
+}
+
+// Marks the turn that the last prompt began with, if it left some out.
+function showLeftOut() {
+  const { reads_from, n_ctx } = turns.findLast(({ role }) => role !== "user") ?? {};
+  for (const article of $$("#turns .turn")) {
+    const begins = article.turn.id === reads_from;
+    setText($(".left-out", article), begins ? `${LEFT_OUT} ${n_ctx} tokens is full` : "");
+  }
 }
 
 function articleOf(turn) {
@@ -119,13 +154,11 @@ function articleOf(turn) {
 function fillTurn(article) {
   const { id, role, text, siblings = [], files = [], cells = [], ...turn } = article.turn;
   const isReply = role !== "user";
-  const isRunning = ["running", "elsewhere"].includes(turn.state);
+  const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
   const isThinking = isRunning && !turn.blocks.length;
   article.classList.toggle("live", isRunning);
   article.ariaBusy = String(isRunning);
-  const n_ctx = turn.left_out_here;
-  setText($(".left-out", article), n_ctx ? `${LEFT_OUT} ${n_ctx} tokens is full` : "");
   setText($("h2", article), isReply ? "Reply" : "You");
   setText($(".said", article), isReply ? "" : text);
   setText($("summary", article), isThinking ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts");
@@ -176,7 +209,7 @@ function takeBlocks(box, from, blocks = []) {
 }
 
 // [ms, tokens] of each step as an SVG: width = time, height = tokens.
-function cellsOf(cells) {
+export function cellsOf(cells) {
   const top = Math.max(4, ...cells.map(([, n]) => n));
   const paths = { plain: "", fast: "" };
   let at = 0;
@@ -248,7 +281,7 @@ async function deleteTurn(turn) {
 }
 
 // Shows a turn's form. A changed message is answered anew; a changed reply stands as it is.
-function editTurn({ id, role, text }) {
+export function editTurn({ id, role, text }) {
   const article = $(`#turn-${id}`);
   const form = $("form", article);
   const area = $("textarea", form);
@@ -326,6 +359,7 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
   if (set) {
     Object.assign(turn, set);
     fillTurn(article);
+    showLeftOut();
     if ("state" in set) setCurrent(article);
     if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
     showGauge();
@@ -362,7 +396,7 @@ function scrollToEnd() {
   box.scrollTop = box.scrollHeight;
 }
 
-function startTranscript() {
+export function startTranscript() {
   const box = $("#transcript");
   box.onscroll = showToEnd;
   new ResizeObserver(showToEnd).observe($("#turns"));
@@ -371,11 +405,6 @@ function startTranscript() {
   box.addEventListener("click", (event) => {
     const pressed = event.target.closest("[data-action]");
     if (pressed) tried(ACTIONS[pressed.dataset.action])(pressed.closest(".turn").turn, pressed);
-    const link = event.target.closest("[data-note]");
-    if (!link) return;
-    event.preventDefault(); // the address is the chat's
-    const ends = $$(`[data-note="${CSS.escape(link.dataset.note)}"]`, link.closest(".markdown"));
-    ends.find(({ role }) => role !== link.role)?.focus();
   });
   box.addEventListener("focusin", ({ target }) => {
     const article = target.closest(".turn");

@@ -34,15 +34,6 @@ def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> 
     chat.choose("Pin")
     chat.wait_for_titles("Reynard", "a <b>blue</b> hen")
     assert page.inner_text("#list h3 >> nth=0") == "Pinned"
-    chat.open_row_menu("Reynard")
-    chat.choose("Move to a folder")
-    page.fill("dialog input", "Animals")
-    page.keyboard.press("Enter")
-    page.select_option("#folders", label="Animals")
-    page.wait_for_function("document.querySelectorAll('#list a').length === 1")
-    assert chat.titles() == ["Reynard"]
-    page.select_option("#folders", label="All folders")
-    page.wait_for_function("document.querySelectorAll('#list a').length > 1")
 
     chat.open_row_menu("Reynard")
     with page.expect_download() as download:
@@ -81,7 +72,7 @@ def test_no_script_of_an_imported_chat_or_of_the_routes_answers_runs(chat: Chat)
     reply |= {"figures": [[SCRIPT, SCRIPT]]}  # type: ignore[dict-item]
     told = {**said, "parent": 0, "role": "assistant", "text": "\n\n".join(kinds), "reply": reply}
     files = [{"name": SCRIPT, "text": SCRIPT}]
-    about = {"id": "x", "title": SCRIPT, "folder": SCRIPT, "settings": {"system": SCRIPT}}
+    about = {"id": "x", "title": SCRIPT, "settings": {"system": SCRIPT}}
     times = {"created_at": 1.0, "changed_at": 2.0, "is_named": True, "is_pinned": True, "leaf": 1}
     hostile = {**about, **times, "turns": [{**said, "files": files}, told]}
     file = {"format": "speculation-chats", "version": 2, "chats": [hostile]}
@@ -253,13 +244,8 @@ def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
     page.wait_for_selector(".verdict b")
     assert page.inner_text(".verdict b") == "Too short for a number"
     assert page.locator(".lane.over").count() == 2
-    with page.expect_download() as picture:
-        page.get_by_role("button", name="Save a picture").click()
-    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
-    with page.expect_download() as film:
-        page.get_by_role("button", name="Save a film").click()
-    assert Path(film.value.path()).read_bytes().startswith(b"\x1a\x45\xdf\xa3")  # WebM
-    assert film.value.suggested_filename == "race.webm"
+    page.get_by_role("button", name="Play again").click()
+    page.wait_for_selector(".verdict b")
     page.get_by_role("button", name="Race again").click()
     page.wait_for_selector(".verdict b")
     page.keyboard.press("Escape")
@@ -282,6 +268,7 @@ def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> N
     page.focus(".skip")
     page.keyboard.press("Enter")
     assert chat.focused() == "box"
+    assert page.locator("#turns > .turn").count() == 4  # of the same chat
     page.keyboard.press("Control+k")
     assert chat.focused() == "search"
     page.keyboard.press("Control+Shift+O")
@@ -368,7 +355,7 @@ def test_the_first_load_is_small_and_ten_tabs_work(browser: Any, address: str) -
     page.goto(address)
     page.wait_for_selector("html[data-ready]")
     page.wait_for_load_state("load")
-    assert len([url for url in urls if not url.startswith("data:")]) <= 45
+    assert len([url for url in urls if not url.startswith("data:")]) <= 50
     assert sum(n_bytes) < 300_000
     chats = [Chat(context, address) for _ in range(10)]
     chats[-1].set(max_tokens=8)

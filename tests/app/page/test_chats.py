@@ -1,17 +1,13 @@
-"""Chats over HTTP: their branches, incognito ones, what can be done with them, two servers."""
+"""Chats over HTTP: their branches, incognito ones, and what can be done with them."""
 
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 
-import pytest
-
-from app.page import jobs, routes, turns
 from app.page.chats import FIRST_INCOGNITO, Chats
-from tests.support.fake_backend import DONE, FakeBackend
-from tests.support.page import Page, Written, said, served, talk
+from tests.support.fake_backend import DONE
+from tests.support.page import Page, Written, said, talk
 
 
 def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(
@@ -55,20 +51,17 @@ def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(
     ]
 
 
-def test_chats_are_named_moved_copied_deleted_exported_and_imported(
+def test_chats_are_named_pinned_copied_deleted_exported_and_imported(
     written: tuple[Page, Written, Chats],
 ) -> None:
     page, backend, _ = written
     chat, turns = talk(page, backend, "What's <up>?")
     assert page.get("search?q=up")["hits"][0]["snippet"] == ["What's <", "up", ">?"]
-    changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True, folder="Work")
+    changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True)
     assert (changed["title"], changed["is_pinned"]) == ("What's <up>?", True)
-    assert page.get("state")["folders"] == ["Work"]
     copy = page.post(f"chats/{chat}/duplicate", turn=turns[0])
     assert [turn["text"] for turn in page.turns(copy["id"])] == ["What's <up>?"]
-    assert [one["id"] for one in page.get("chats?folder=Work&before=" + chat)["chats"]] == [
-        copy["id"]
-    ]
+    assert [one["id"] for one in page.get("chats?before=" + chat)["chats"]] == [copy["id"]]
     exported = page.client.get(f"chats/{chat}/export")
     named = "filename=\"What s up.json\"; filename*=UTF-8''What%20s%20up.json"
     assert exported.headers["content-disposition"] == f"attachment; {named}"
@@ -105,52 +98,3 @@ def test_incognito_chats_are_in_no_list_no_file_and_no_memory(
     assert kinds == {"turns", "turn"}
     with sqlite3.connect(tmp_path / "chats.db") as database:
         assert database.execute("SELECT count(*) FROM turns").fetchone() == (0,)
-
-
-def test_what_another_server_writes_into_the_same_file_is_read_again(
-    written: tuple[Page, Written, Chats], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, backend, _ = written
-    monkeypatch.setattr(routes, "FILE_SECONDS", 0.02)
-    chat, _ = talk(page, backend, "one")
-    with served(FakeBackend(), tmp_path / "chats.db") as site:
-        other = site.page()
-        seq = other.get("state")["seq"]
-        told = (kind for _, kind, _ in other.stream(seq))
-        page.post(f"chats/{chat}/messages", text="two")
-        assert next(told) == "reset"
-        assert other.turns(chat)[2]["text"] == "two"
-        page.ask("PATCH", f"chats/{chat}", title="mine")
-        assert next(told) == "reset"
-        assert other.get("chats")["chats"][0]["title"] == "mine"
-        other.ask("PATCH", f"chats/{chat}", title="yours")
-        assert "chat" in told  # its own change is told as it is
-
-
-def test_a_reply_that_another_server_writes_is_shown_as_such_until_that_is_gone(
-    written: tuple[Page, Written, Chats], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, backend, chats = written
-    monkeypatch.setattr(routes, "FILE_SECONDS", 0.02)
-    monkeypatch.setattr(routes, "GONE_SECONDS", 0.02)
-    with served(FakeBackend(), tmp_path / "chats.db") as site:
-        other = site.page()
-        told = (kind for _, kind, _ in other.stream(other.get("state")["seq"]))
-        chat = page.new_chat()
-        assert (next(told), next(told)) == ("reset", "reset")  # the second when it may be gone
-        page.post(f"chats/{chat}/messages", text="count")
-        assert other.turns(chat)[1]["state"] == "elsewhere"
-        backend.write("one")
-        last = other.until(chat, lambda turn: turn["blocks"])
-        assert (last["notice"], last["can_continue"]) == (turns.ELSEWHERE, False)
-        other.post(f"chats/{chat}/messages", 409, text="more")
-        other.post(f"turns/{last['id']}/continue", 409)
-        saved = [chats.kept.turn(last["id"], "").reply["saved_at"]]
-        monkeypatch.setattr(jobs, "ALIVE_SECONDS", 0.0)
-        while len(saved) < 500 and saved[-1] == saved[0]:  # it is saved without news, too
-            time.sleep(0.02)
-            saved.append(chats.kept.turn(last["id"], "").reply["saved_at"])
-        assert saved[-1] > saved[0]
-        monkeypatch.setattr(turns, "GONE_SECONDS", -1.0)
-        last = other.turns(chat)[1]
-        assert (last["state"], last["can_continue"]) == ("interrupted", True)

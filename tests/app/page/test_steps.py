@@ -59,8 +59,8 @@ def test_the_bar_has_a_cell_for_each_step_but_the_first_and_joins_neighbours() -
     assert sum(spent for spent, _ in joined) == pytest.approx(399 * 31.8)
 
 
-def said(*records: StepRecord, done: Done = AUTO, message: str = "", **more: Any) -> str:
-    return outcome(done, records, message, **more).sentence
+def said(*records: StepRecord, done: Done = AUTO, message: str = "") -> str:
+    return outcome(done, records, message).sentence
 
 
 TEXT = "one two three four"
@@ -91,9 +91,11 @@ def test_a_sentence_says_how_fast_it_was_and_where_the_drafts_came_from() -> Non
 def test_a_sentence_says_when_drafts_did_not_pay() -> None:
     costs = (10.0, 12.0, 15.0, 19.0)
     none = replace(AUTO, n_drafted=0, n_accepted=0, decode_ms=costs)
-    assert said(*PLAIN, done=none) == "No drafts: checking 4 tokens costs 1.9 times one here"
+    assert said(*PLAIN, done=none) == (
+        "No drafts: verifying 4 tokens costs 1.9× one token on this machine"
+    )
     assert said(*PLAIN, done=replace(none, decode_ms=(10.0, 10.1, 10.5, 11.0))) == (
-        "No drafts: none was likely enough, though checking 4 tokens costs only 1.1 times one here"
+        "No drafts: none was likely enough"
     )
     mamba = replace(none, decode_ms=(), model=replace(MODEL, can_draft=False))
     assert said(*PLAIN, done=mamba) == (
@@ -102,34 +104,26 @@ def test_a_sentence_says_when_drafts_did_not_pay() -> None:
     few = replace(AUTO, n_accepted=5, n_drafted=60, decode_seconds=1.4)
     slow = [plain(), *[drafted("x", decode_ms=28.5)] * 50]  # two tokens in 30 ms
     assert said(*slow, done=replace(few, decode_ms=costs)) == (
-        "Slower than plain decoding, about 0.7× as fast: 5 of 60 drafts were accepted"
+        "Slower than plain decoding, about 0.7× as fast: 5 of 99 tokens were drafted"
     )
-    long = [plain(), *[drafted("x", draft_ms=14.0, decode_ms=14.0)] * 50]
-    assert said(*long, done=few, plain_speed=100.0) == (
-        "Slower than plain decoding, about 0.7× as fast: drafting took 49% of the time"
-    )
-    # Without steps, 98 tokens take 1.4 s.
-    assert said(done=few, plain_speed=100.0).startswith("Slower than plain decoding, about 0.7×")
     nothing = replace(none, method="suffix:memory=off")
     assert said(*PLAIN, done=nothing) == "No drafts: suffix:memory=off found none"
     wrong = replace(AUTO, n_accepted=0, n_drafted=4)
     assert said(plain(), *PLAIN * 4, done=wrong) == (
-        "About as fast as plain decoding: none of 4 drafts was accepted"
+        "About as fast as plain decoding: 0 of 4 drafts were accepted"
     )
 
 
 def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
     came = "60 of 99 tokens were drafted"
-    assert said() == f"The speed of plain decoding is not known here: {came}"
+    assert said() == came
     short = replace(AUTO, n_tokens=12, n_accepted=1, decode_seconds=0.3)
     assert said(plain(), drafted("x"), *PLAIN, done=short) == (
-        "Too short to tell a speed-up: 1 of 12 tokens was copied from earlier text"
+        "1 of 12 tokens was copied from earlier text"
     )
     # Steps that also decoded other texts tell nothing of this one's speed.
     beside = [drafted("x", "y", bonus="z", n_texts=2, decode_ms=200.0)] * 10
-    assert said(plain(), *beside, *PLAIN, message="") == (
-        f"Written beside other texts for too long to tell a speed-up: {came}"
-    )
+    assert said(plain(), *beside, *PLAIN, message="") == came
     alone = [COPIED._replace(decode_ms=13.3)] * 30
     assert said(plain(), *beside, *alone, *PLAIN).startswith("About 1.9× as fast")
     assert said(done=replace(AUTO, method="ar")) == "Plain decoding: one token a step, no drafts"

@@ -44,20 +44,22 @@ class Talk:
     def ended(self) -> Json:
         return self.page.until(self.chat, lambda turn: turn["state"] == "done")
 
-    def marks(self) -> list[int]:
-        """``left_out_here`` of the messages."""
+    def first_read(self) -> int | None:
+        """Which message the last prompt began with; None if it left nothing out."""
         turns = self.page.turns(self.chat)
-        return [turn["left_out_here"] for turn in turns if turn["role"] == "user"]
+        messages = [turn["id"] for turn in turns if turn["role"] == "user"]
+        found = turns[-1]["reads_from"]
+        return None if found is None else messages.index(found)
 
 
 def test_a_chat_continues_when_the_context_is_full_and_left_out_turns_stay_out(page: Page) -> None:
     talk = Talk(page)
     replies = [talk.say() for _ in range(5)]
     assert [(one["text"], one["n_left_out"]) for one in replies] == [("yes", 0)] * 5
-    assert talk.marks() == [0] * 5
+    assert talk.first_read() is None
     reply = talk.say()
     assert (reply["text"], reply["n_left_out"], reply["n_context"]) == ("yes", 4, 93)
-    assert talk.marks() == [0, 0, 0, 0, CONTEXT, 0]
+    assert (talk.first_read(), reply["n_ctx"]) == (4, CONTEXT)
     assert [talk.say()["n_left_out"] for _ in range(4)] == [4, 4, 4, 8]
 
 
@@ -75,7 +77,7 @@ def test_turns_that_fit_again_are_read_again(page: Page) -> None:
         talk.say()
     fifth = page.turns(talk.chat)[8]["id"]
     page.ask("DELETE", f"turns/{fifth}")
-    assert talk.marks() == [0] * 4
+    assert talk.first_read() is None
     assert talk.say()["n_left_out"] == 0
 
 
@@ -83,7 +85,7 @@ def test_a_message_that_does_not_fit_is_an_error_and_leaves_nothing_out(page: Pa
     talk = Talk(page)
     talk.say()
     assert "needs 297 tokens but the context holds 256; shorten it" in talk.say(300)["error"]
-    assert talk.marks() == [0, 0]
+    assert talk.first_read() is None
     assert talk.say()["error"] == ""
     stopping = Talk(page, leave_out=False)
     for _ in range(5):

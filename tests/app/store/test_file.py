@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -12,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from app.store import Store, StoreError
+from app.store import InUse, Store, StoreError
 from app.store.database import Database
-from app.store.schema import SCHEMA
+from app.store.schema import SCHEMA, VERSION
 from tests.app.store.test_store import talk, texts
 
 
@@ -23,7 +25,7 @@ def test_a_file_and_its_folder_are_private_and_any_thread_may_ask(tmp_path: Path
     store = Store(file)
     chat, _ = talk(store, "hello")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in [file.parent, *file.parent.iterdir()]]
-    assert modes == [0o700, 0o600, 0o600, 0o600]  # with the log and its index
+    assert modes == [0o700, *[0o600] * 5]  # with the log, its index, the lock and the address
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda n: store.add_turn(chat.id, "", None, "user", str(n)), range(20)))
     store.close()
@@ -33,34 +35,43 @@ def test_a_file_and_its_folder_are_private_and_any_thread_may_ask(tmp_path: Path
     store.close()
 
 
-def test_a_damaged_file_is_moved_aside_and_what_can_be_read_is_kept(tmp_path: Path) -> None:
+def test_a_damaged_file_is_moved_aside_with_the_command_that_recovers_it(tmp_path: Path) -> None:
     file = tmp_path / "chats.db"
     file.write_bytes(b"not a database" * 1000)
     store = Store(file)
     (moved,) = tmp_path.glob("chats-damaged-*.db")
+    recovered = moved.with_name(moved.name.replace("damaged", "recovered"))
+    command = f'sqlite3 "{moved}" .dump | sed "s/^ROLLBACK.*/COMMIT;/" | sqlite3 "{recovered}"'
     assert store.notice == (
-        f"The file of your chats was damaged. It is now {moved}. "
-        "Chats that could be read and are still here: 0."
+        f"The file of your chats was damaged. It is now {moved}. To recover what can be read, run "
+        f'{command} and start with --chats "{recovered}".'
     )
     assert moved.read_bytes() == b"not a database" * 1000
     assert store.chats("") == []
     for n in range(20):
         talk(store, f"chat {n}", "long " * 2000)
     store.close()
+    moved.unlink()
     content = bytearray(file.read_bytes())
     content[-len(content) // 4 :] = bytes(len(content) // 4)
     file.write_bytes(content)
     store = Store(file)
-    assert len(list(tmp_path.glob("chats-damaged-*.db"))) == 2
-    kept = store.chats("")
-    assert store.notice.endswith(f"still here: {len(kept)}.")
-    assert 5 < len(kept) < 20
-    for chat in kept:
-        assert texts(store, chat) == [chat.title, "long " * 2000]
+    (moved,) = tmp_path.glob("chats-damaged-*.db")
+    assert (moved.read_bytes(), store.chats("")) == (bytes(content), [])
+    notice = store.notice
     store.close()
     store = Store(file)
     assert store.notice == ""
     store.close()
+    if shutil.which("sqlite3") and shutil.which("sed"):
+        found = re.search(r'run (.*) and start with --chats "(.*)"\.', notice)
+        assert found is not None
+        subprocess.run(found[1], shell=True, capture_output=True, check=False)
+        store = Store(found[2])
+        whole = [chat for chat in store.chats("") if texts(store, chat)[1:] == ["long " * 2000]]
+        assert 5 < len(whole) < 20
+        assert store.search("", "chat") != []
+        store.close()
 
 
 def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
@@ -86,12 +97,12 @@ def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_i
     store.close()
     step = "ALTER TABLE chats ADD COLUMN colour TEXT\n\nCREATE TABLE more (id)"
     with pytest.raises(StoreError, match="no such table"):
-        Database(file, (*SCHEMA, f"{step}\n\nINSERT INTO nowhere VALUES (1)"))
+        Database(file, f"{step}\n\nINSERT INTO nowhere VALUES (1)", VERSION + 1)
     store = Store(file)  # still version 3
     assert texts(store, chat) == ["hello"]
     store.close()
-    database = Database(file, (*SCHEMA, step))
-    rows = database.read(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
+    database = Database(file, step, VERSION + 1)
+    rows = database.run(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
     assert [tuple(row) for row in rows] == [("hello", None)]
     database.close()
     copy = tmp_path / "chats-v3.db"
@@ -106,7 +117,7 @@ def test_an_earlier_files_texts_are_indexed_anew(tmp_path: Path) -> None:
     store = Store(tmp_path / "new.db")
     chat, (ask, reply) = talk(store, "天气很好", "晴")
     store.close()
-    Database(file, SCHEMA[:1]).close()
+    Database(file, SCHEMA.partition("DROP")[0].strip(), 1).close()
     with sqlite3.connect(file) as connection:
         connection.execute("CREATE VIRTUAL TABLE titles USING fts5 (title)")
         connection.execute(
@@ -139,7 +150,7 @@ def test_a_full_disk_refuses_a_message_and_loses_nothing(tmp_path: Path) -> None
     chat, (_, reply) = talk(store, "hello", "reply")
 
     def set_pages(n: int) -> None:
-        store.database.read(lambda db: db.execute(f"PRAGMA max_page_count = {n}").fetchone())
+        store.database.run(lambda db: db.execute(f"PRAGMA max_page_count = {n}").fetchone())
 
     set_pages(1)  # no page more than there are
     for _ in range(2):
@@ -159,20 +170,19 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
             Store(path)
 
 
-def test_a_second_server_does_not_end_the_replies_of_the_first(tmp_path: Path) -> None:
-    first = Store(tmp_path / "chats.db")
+def test_a_second_server_hears_where_the_first_is(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    first = Store(file, "http://localhost:7860/")
     chat, (ask,) = talk(first, "ask")
-    reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
-    first.save_reply(reply.id, "half", {}, "running")
-    second = Store(tmp_path / "chats.db")
-    seen = second.turn(reply.id, "")
-    assert (seen.text, seen.state) == ("half", "interrupted")
-    first.save_reply(reply.id, "half of", {}, "running")
-    assert second.turn(reply.id, "").state == "running"
-    first.save_reply(reply.id, "all of it", {"n": 1}, "done")
-    second.add_turn(chat.id, "", reply.id, "user", "thanks")
-    assert texts(first, chat) == ["ask", "all of it", "thanks"]
+    first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    for _ in range(2):
+        with pytest.raises(InUse) as raised:
+            Store(file, "http://localhost:7861/")
+        assert raised.value.address == "http://localhost:7860/"
+    assert first.path(chat.id, "")[1][0].state == "running"
     first.close()
+    second = Store(file)
+    assert second.path(chat.id, "")[1][0].state == "interrupted"
     second.close()
 
 

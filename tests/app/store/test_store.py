@@ -91,17 +91,14 @@ def test_a_deleted_turn_takes_what_follows_with_it_and_comes_back_with_it(store:
     assert store.path(chat.id, "")[1][1] == (reply,)
 
 
-def test_chats_are_listed_pinned_first_then_latest_and_by_folder(store: Store) -> None:
+def test_chats_are_listed_pinned_first_then_latest(store: Store) -> None:
     a, b, c, d = (talk(store, name)[0].id for name in "abcd")
-    store.change_chat(a, "", is_pinned=True, folder=" work ")
-    store.change_chat(c, "", folder="work", settings={"method": "none"})
+    store.change_chat(a, "", is_pinned=True)
+    store.change_chat(c, "", settings={"method": "none"})
     store.add_turn(b, "", None, "user", "again")
     assert [chat.title for chat in store.chats("")] == ["a", "b", "d", "c"]
     assert [chat.id for chat in store.chats("", limit=2)] == [a, b]
     assert [chat.id for chat in store.chats("", before=b)] == [d, c]
-    assert [chat.id for chat in store.chats("", folder="work")] == [a, c]
-    assert [chat.id for chat in store.chats("", folder="")] == [b, d]
-    assert store.folders("") == ["work"]
     assert store.chat(c, "").settings == {"method": "none"}
 
 
@@ -112,7 +109,6 @@ def test_the_first_message_titles_a_chat_until_the_user_does(store: Store) -> No
     assert (named.title, named.is_named) == ("Mine", True)
     unnamed = store.change_chat(chat.id, "", title=" ")
     assert (unnamed.title, unnamed.is_named) == ("x" * 80, False)
-    assert store.new_chat("", {}, "Given").is_named
     files = store.new_chat("", {})
     store.add_turn(files.id, "", None, "user", "", [{"name": "a.txt", "text": ""}])
     assert store.chat(files.id, "").title == "a.txt"
@@ -228,10 +224,9 @@ def test_a_duplicate_has_the_turns_up_to_one(store: Store) -> None:
     chat, (ask, reply, _, _) = talk(store, "ask", "reply", "more", "end")
     store.add_turn(chat.id, "", ask, "assistant", "retried")
     store.save_steps(reply, b"steps")
-    store.change_chat(chat.id, "", folder="work")
     store.save_reply(reply, "reply", {"n": 1}, "running")
     copy = store.duplicate(chat.id, "", reply)
-    assert (copy.title, copy.folder, copy.settings) == ("ask (copy)", "work", {"method": "auto"})
+    assert (copy.title, copy.settings) == ("ask (copy)", {"method": "auto"})
     (first, _), (second, siblings) = store.path(copy.id, "")
     assert (first.text, second.text, second.reply) == ("ask", "reply", {"n": 1})
     assert (second.state, siblings) == ("interrupted", (second.id,))
