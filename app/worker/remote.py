@@ -39,7 +39,8 @@ from app.worker.messages import (
     Report,
     Status,
 )
-from app.worker.wire import Outbox, head, read
+from app.worker.wire import Outbox, message_of, read
+from app.worker.wording import failure
 from batching.replacing import replacing
 from speculation.system.cache_folder import cache_folder
 from speculation.system.console import say
@@ -129,9 +130,9 @@ class Process:
         with self._lock:
             found = self._requests.pop(number, None)
         if found is not None:
-            why = "it is nested too deep" if isinstance(error, RecursionError) else error
-            message = f"the request cannot be sent to the engine: {why}"
-            found[1].put(Failed(message, message, "invalid"))
+            message = f"the request cannot be sent to the engine: {error}"
+            is_odd = isinstance(error, TypeError)
+            found[1].put(Failed(message, message, "invalid") if is_odd else failure(error))
 
     def stop(self, request_id: str) -> None:
         with self._lock:
@@ -162,12 +163,10 @@ class Process:
         self._process.wait()
 
     def _read(self, pipe: IO[bytes]) -> None:
-        for line in pipe:
-            if not line.endswith(b"\n"):  # it died meanwhile
-                break
+        while found_message := read(pipe):
             self._n_heard += 1
-            kind, number, text = head(line)
-            message = read(kind, text)
+            number, kind, body = found_message
+            message = message_of(kind, body)
             if number:
                 with self._lock:
                     found = self._requests.get(number)
