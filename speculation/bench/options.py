@@ -10,7 +10,7 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
-from batching.llama.context import FLASH_ATTN, ContextParams
+from batching.llama.context import ContextParams
 from speculation.bench.device import on_or_off
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
@@ -19,7 +19,8 @@ from speculation.bench.suites.suite import Suite
 from speculation.drafter import Method
 from speculation.engine import Engine
 from speculation.methods import load_method_file, parse_method
-from speculation.registry import PAIRED, default_model, heads_for, resolve
+from speculation.registry import PAIRED, heads_for, resolve
+from speculation.registry.model_spec import add_model_flags, at_least
 from speculation.sampling import SamplingParams
 
 PROG = "python -m speculation.bench"
@@ -256,7 +257,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add_prompts(parser.add_argument_group("prompts"))
     group = parser.add_argument_group("model and context")
     add_model(group)
-    _add_machine(group)
+    add_model_flags(group, ("mtp", "device", "draft_device", "rpc"))
     group = parser.add_argument_group("output")
     add_json(group)
     group.add_argument(
@@ -277,12 +278,12 @@ def add_runs(group: argparse._ActionsContainer, methods: str) -> None:
     group.add_argument("--methods", nargs="+", type=_method, metavar="METHOD", help=methods)
     group.add_argument(
         "--n-predict",
-        type=_positive,
+        type=at_least(1),
         metavar="N",
         help="maximum tokens per run (128; 256 in the suite memory)",
     )
     group.add_argument(
-        "--repeat", type=_positive, metavar="R", help="runs of each method on each prompt (1)"
+        "--repeat", type=at_least(1), metavar="R", help="runs of each method on each prompt (1)"
     )
 
 
@@ -310,7 +311,7 @@ def add_prompts(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--limit",
-        type=_positive,
+        type=at_least(1),
         metavar="N",
         help="only the first N prompts of each category, with all their turns (all)",
     )
@@ -333,74 +334,8 @@ def add_prompts(group: argparse._ActionsContainer) -> None:
 
 def add_model(group: argparse._ActionsContainer) -> None:
     """The flags for the model and its context."""
-    group.add_argument(
-        "--model",
-        default=default_model(),
-        metavar="PATH|NAME",
-        help="a GGUF file or a name in models.txt (%(default)s)",
-    )
-    group.add_argument(
-        "--draft-model",
-        nargs="?",
-        const=PAIRED,
-        metavar="PATH|NAME",
-        help="a smaller model with the same vocabulary, for the methods draft and auto; without "
-        "a value, the one paired with the model in models.txt (none)",
-    )
-    group.add_argument(
-        "--heads",
-        nargs="*",
-        metavar="PATH|NAME",
-        help="drafting heads trained for the model, one file per method, see docs/heads.md; "
-        "without a value, those paired with the model in models.txt (none)",
-    )
-    group.add_argument(
-        "--ctx",
-        type=int,
-        default=0,
-        metavar="N",
-        help="context size in tokens; 0 = the model's own, as far as memory allows (0)",
-    )
-    group.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads (one per physical core)"
-    )
-    group.add_argument(
-        "--gpu-layers", type=_count, metavar="N", help="layers on the GPU, if any (all that fit)"
-    )
-    group.add_argument(
-        "--kv-type",
-        choices=("f16", "f32", "q8_0"),
-        default="f16",
-        help="data type of the KV cache (f16)",
-    )
-    group.add_argument(
-        "--flash-attn",
-        choices=tuple(FLASH_ATTN),
-        default="auto",
-        help="flash attention; auto measures which is faster at load time (auto)",
-    )
-
-
-def _add_machine(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--no-mtp",
-        action="store_true",
-        help="do not load the model's own multi-token prediction layers",
-    )
-    group.add_argument(
-        "--device",
-        metavar="NAME,…",
-        help="devices for these layers, as `speculation devices` lists them, or none (all GPUs)",
-    )
-    group.add_argument(
-        "--draft-device", metavar="NAME,…", help="those of the draft model (the same)"
-    )
-    group.add_argument(
-        "--rpc",
-        default="",
-        metavar="HOST:PORT,…",
-        help="RPC workers that compute layers of the model (docs/machines.md)",
-    )
+    names = ("model", "draft_model", "heads", "n_ctx", "n_threads", "n_gpu_layers")
+    add_model_flags(group, (*names, "kv_type", "flash_attn"))
 
 
 def _method(text: str) -> Method:
@@ -414,17 +349,3 @@ def _switch(text: str) -> bool:
     if text not in ("on", "off"):
         raise argparse.ArgumentTypeError(f"invalid value {text!r}; give on or off")
     return text == "on"
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _count(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _at_least(low: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < low:
-        raise argparse.ArgumentTypeError(f"invalid value {text!r}; give an integer from {low}")
-    return int(text)
