@@ -153,7 +153,6 @@ class ChatRequest:
     memory: str | None = ""
     on_disk: bool = True
     show_prompt: bool = False
-    strict: bool = False
     thinking_budget: int | None = None
     reuse: bool = True
     echo: str | None = None

@@ -136,7 +136,7 @@ def test_a_call_of_a_tool_has_arguments_that_fit_its_schema(client: OpenAI, choi
     silent = client.chat.completions.create(**asked, tool_choice="none", max_tokens=4)
     assert silent.usage is not None and silent.usage.prompt_tokens_details is not None
     assert silent.usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
-    held: dict[str, Any] = {**asked, "extra_body": {"guided_regex": "ab"}}
+    held: dict[str, Any] = {**asked, "extra_body": {"regex": "ab"}}
     found = client.chat.completions.create(**held, tool_choice="none")
     assert found.choices[0].message.content == "ab"
     with pytest.raises(BadRequestError, match="tools come with a grammar of their own"):
@@ -447,9 +447,9 @@ def test_the_server_describes_itself(http: httpx.Client) -> None:
         "llamacpp:tokens_predicted_total",
         "llamacpp:requests_processing",
         "llamacpp:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "vllm:num_requests_waiting",
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+        "llamacpp:requests_deferred",
     } <= named
 
 

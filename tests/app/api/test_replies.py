@@ -91,7 +91,7 @@ def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
         *lines
     }
     assert "llamacpp:tokens_predicted_total 84.0" in lines
-    assert "vllm:num_requests_waiting 2.0" in lines
+    assert "llamacpp:requests_deferred 2.0" in lines
 
 
 def test_clients_with_different_keys_have_different_memories() -> None:
