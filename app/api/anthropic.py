@@ -243,7 +243,7 @@ class MessageReply(Blocks):
     def __init__(
         self, service: Service, chat: ChatCompletion, requests: Sequence[ChatRequest]
     ) -> None:
-        message = {
+        message: dict[str, Any] = {
             "id": new_id("msg"),
             "type": "message",
             "role": "assistant",

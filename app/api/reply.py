@@ -161,7 +161,7 @@ class _Stream(StreamingResponse):
 
     def __init__(self, reply: Reply) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(reply.chunks(), headers=headers, media_type="text/event-stream")
+        super().__init__((), headers=headers, media_type="text/event-stream")
         self._reply = reply
         self._n_sent = 0
 
@@ -176,7 +176,7 @@ class _Stream(StreamingResponse):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         pinging = asyncio.ensure_future(self._ping(send))
         try:
-            async for chunk in self.body_iterator:
+            async for chunk in self._reply.chunks():
                 self._n_sent += 1
                 await send(self._written(chunk))
         except Exception as error:

@@ -39,6 +39,12 @@ class ModelSpec:
         default_factory=default_model,
         metadata={"options": {"help": "name in models.txt, path or hf:… (%(default)s)"}},
     )
+    n_ctx: int = _flag(
+        0,
+        "context in tokens, which the texts share; 0 = the model's own, as far as memory allows",
+        flag="--ctx",
+        type=int,
+    )
     draft_model: str | None = _flag(
         None,
         "a smaller model with the same vocabulary, for the methods draft and auto: a name or path; "
@@ -58,12 +64,6 @@ class ModelSpec:
         "do not load the model's multi-token prediction layers",
         flag="--no-mtp",
         action="store_true",
-    )
-    n_ctx: int = _flag(
-        0,
-        "context in tokens, which the texts share; 0 = the model's own, as far as memory allows",
-        flag="--ctx",
-        type=int,
     )
     n_gpu_layers: int | None = _flag(
         None,
