@@ -214,7 +214,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.delete("/v1/responses/{id_}")
     async def delete(id_: str, http: Request) -> dict[str, Any]:
-        history.remove(id_, memory_of(http))
+        history.get(id_, memory_of(http), remove=True)
         return {"id": id_, "object": "response", "deleted": True}
 
     return router
