@@ -100,11 +100,13 @@ class Conversation(Reply):
     ) -> None:
         super().__init__(service, asked, requests)
         self.asked = asked
-        self._parsing = [_Parsing(self._parser(Opening(""))) for _ in requests]
+        self._parsing: dict[int, _Parsing] = {}  # by number, once the engine takes the tools
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
         if self.asked.return_progress and (progress := gathered.progress(event)):
             yield from self.progress(number, progress)
+        if number not in self._parsing:
+            self._parsing[number] = _Parsing(self._parser(Opening("")))
         state, deltas = self._parsing[number], list[Delta]()
         if isinstance(event, Opening):
             state.parser = self._parser(event)

@@ -351,7 +351,7 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
     [
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role: Input should be"),
-        ({"temperature": -300.0, "top_p": 3}, "top_p is 3.0; give 0.0 to 1.0"),
+        ({"temperature": -300.0, "top_p": 3}, "top_p is 3; give 0.0 to 1.0"),
         ({"speculation": {"method": "magic"}}, "there is no method 'magic'"),
         (
             {"speculation": {"method": "medusa"}},
@@ -388,7 +388,7 @@ def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
 
 def test_an_error_of_the_engine_names_the_field_as_the_request_does(http: httpx.Client) -> None:
     for name, value, reason in (
-        ("top_p", 3, "top_p is 3.0; give 0.0 to 1.0"),
+        ("top_p", 3, "top_p is 3; give 0.0 to 1.0"),
         ("repeat_last_n", -5, "repeat_last_n is -5; give -1 to"),
         ("dry_penalty_last_n", -2, "dry_penalty_last_n is -2; give -1 to"),
     ):
