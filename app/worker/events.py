@@ -18,7 +18,7 @@ class Events(Channel[Event]):
     def __init__(self, on_close: Callable[[], object]) -> None:
         super().__init__()
         self.close = on_close
-        self._taken: Iterator[Event] | None = None
+        self._iterator: Iterator[Event] | None = None
 
     def hand_over(self, take: Callable[[Any], object]) -> None:
         """Call ``take`` with each event in the running event loop."""
@@ -34,8 +34,8 @@ class Events(Channel[Event]):
             self.close()
 
     def __next__(self) -> Event:
-        self._taken = self._taken or iter(self)
-        return next(self._taken)
+        self._iterator = self._iterator or iter(self)
+        return next(self._iterator)
 
 
 def failed(message: str, kind: str) -> Events:
