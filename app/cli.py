@@ -5,8 +5,16 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
-from speculation.system.console import FAILED, INTERRUPTED, VERSION, drop_output, open_missing
+from speculation.system.console import (
+    FAILED,
+    INTERRUPTED,
+    VERSION,
+    drop_output,
+    open_missing,
+    replace_unencodable,
+)
 
 USAGE = """\
 usage: speculation COMMAND [flags]
@@ -21,11 +29,21 @@ usage: speculation COMMAND [flags]
 
 speculation COMMAND --help shows a command's flags, speculation --version the version.
 """
+COMMANDS = {  # the module and function of each, and flags that come first
+    "chat": ("app.start", "main", ()),
+    "serve": ("app.start", "main", ("--no-page",)),
+    "bench": ("speculation.bench.__main__", "main", ()),
+    "train": ("speculation.train.__main__", "main", ()),
+    "models": ("app.models", "main", ()),
+    "devices": ("app.machines", "list_devices", ()),
+    "rpc-worker": ("app.machines", "work", ()),
+}
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "speculation") -> int:
     """Run one command with the flags after it; return the exit code."""
     open_missing()
+    replace_unencodable()
     given = sys.argv[1:] if arguments is None else arguments
     return without_traceback(lambda: _run(given, prog))
 
@@ -48,40 +66,14 @@ def without_traceback(command: Callable[[], int]) -> int:
 
 def _run(given: Sequence[str], prog: str) -> int:
     name, *flags = given or ["--help"]
-    # Imported where used, so that the bench does not wait for Gradio.
-    if name == "chat":
-        from app.start import main as chat
-
-        return chat(flags, prog=f"{prog} chat")
-    if name == "serve":
-        from app.start import main as serve
-
-        return serve(["--no-page", *flags], prog=f"{prog} serve")
-    if name == "bench":
-        from speculation.bench.__main__ import main as bench
-
-        return bench(flags, prog=f"{prog} bench")
-    if name == "train":
-        from speculation.train.__main__ import main as train
-
-        return train(flags, prog=f"{prog} train")
-    if name == "models":
-        from app.models import main as models
-
-        return models(flags)
-    if name == "devices":
-        from app.machines import list_devices
-
-        return list_devices(flags)
-    if name == "rpc-worker":
-        from app.machines import work
-
-        return work(flags)
-    if name in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0
-    if name == "--version":
-        print(VERSION)
+    if name in COMMANDS:
+        module, function, before = COMMANDS[name]
+        # Imported where used, so that the bench does not wait for Gradio.
+        command = getattr(import_module(module), function)
+        code: int = command([*before, *flags], prog=f"{prog} {name}")
+        return code
+    if name in ("-h", "--help", "--version"):
+        print(VERSION if name == "--version" else USAGE.strip())
         return 0
     print(
         f"speculation: unknown command {name!r}; `speculation --help` lists them",

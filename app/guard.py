@@ -10,7 +10,6 @@ that the page uses are open. Request bodies are limited.
 from __future__ import annotations
 
 import base64
-import difflib
 import hmac
 import re
 import socket
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import error_body_for
@@ -136,29 +136,6 @@ def is_loopback(host: str) -> bool:
     return host not in WILDCARDS and all(ip_address(where[4][0]).is_loopback for where in found)
 
 
-class Routes:
-    """The endpoint's routes: paths, which may have ``{parameters}``, and their methods."""
-
-    def __init__(self, routes: Mapping[str, Collection[str]]) -> None:
-        self.paths = sorted(routes)
-        self._all = [
-            (re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(path))), methods)
-            for path, methods in routes.items()
-        ]
-
-    def methods(self, path: str) -> set[str]:
-        """The methods that a path has; none if it is no route."""
-        found = {
-            method.upper()
-            for pattern, methods in self._all
-            if pattern.fullmatch(path)
-            for method in methods
-        }
-        if "GET" in found:
-            found.add("HEAD")
-        return found | {"OPTIONS"} if found else found
-
-
 class Guard:
     """ASGI middleware: passes what page and endpoint need, and adds ``POLICY`` to every response.
 
@@ -174,17 +151,16 @@ class Guard:
         self,
         app: ASGIApp,
         names: Names,
-        endpoint: Mapping[str, Collection[str]] | None = None,
+        endpoint: Collection[Route] = (),
         keys: Collection[str] = (),
         largest: int = LARGEST_BODY,
         *,
         page: bool = True,
     ) -> None:
-        """``endpoint`` has the methods of the endpoint's paths; ``page`` whether ``app`` has the
-        page, too."""
+        """``endpoint`` are the endpoint's routes; ``page`` whether ``app`` has the page, too."""
         self._app = app
         self._names = names
-        self._routes = Routes(endpoint or {})
+        self._routes = endpoint
         self._keys = keys
         self._largest = largest
         self._n_bytes = 0  # of bodies that are being sent
@@ -196,7 +172,7 @@ class Guard:
             return
         path = re.sub("/+", "/", scope["path"])
         path = path.rstrip("/") or "/"
-        methods = self._routes.methods(path)
+        methods = self._methods(path)
         if methods:
             scope = {**scope, "path": path}
         refused = self._refusal(scope, methods)
@@ -284,9 +260,15 @@ class Guard:
             refused = self._answer(scope, 405, f"{path} takes {allowed}, not {method:.20}.")
             refused.headers["Allow"] = allowed
             return refused
-        near = difflib.get_close_matches(path[:100], self._routes.paths, 1)
-        hint = f"Did you mean {near[0]}?" if near else "docs/endpoint.md lists its addresses."
-        return self._answer(scope, 404, f"This server has no address {path!r:.100}. {hint}")
+        why = f"This server has no address {path!r:.100}. docs/endpoint.md lists its addresses."
+        return self._answer(scope, 404, why)
+
+    def _methods(self, path: str) -> set[str]:
+        """The methods that a path of the endpoint has; none if it is no such path."""
+        found = [route.methods or () for route in self._routes if route.path_regex.match(path)]
+        methods = set().union(*found)
+        methods |= {"HEAD"} if "GET" in methods else set()
+        return methods | {"OPTIONS"} if methods else methods
 
     def _is_endpoint(self, path: str) -> bool:
         return not (self._is_page(path) or _is_chats(path))

@@ -7,15 +7,15 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from ipaddress import ip_address
 
-from batching.errors import SpeculationError
+from app.guard import is_loopback
+from batching.errors import WorkerError
 from batching.llama import rpc
 from batching.llama.computed_by import why_no_gpu
 from batching.llama.devices import Device, Placement, devices, gpus
 from batching.llama.hardware import physical_cores
 from speculation.system.cache_folder import cache_folder
-from speculation.system.console import replace_unencodable, worded
+from speculation.system.console import run_command
 
 OPEN = """\
 Warning: this worker listens on {host}. It neither asks who connects nor encrypts anything, and
@@ -24,25 +24,23 @@ it only in a network you trust, or leave --host out and connect through a tunnel
     ssh -N -L {port}:localhost:{port} THIS-MACHINE"""
 
 
-def list_devices(arguments: Sequence[str] | None = None) -> int:
+def list_devices(arguments: Sequence[str] | None = None, prog: str = "speculation devices") -> int:
     """Print one device per line; return the exit code."""
-    replace_unencodable()
     parser = argparse.ArgumentParser(
-        prog="speculation devices",
-        description="Lists the devices that can compute a model, with their memory.",
+        prog=prog, description="Lists the devices that can compute a model, with their memory."
     )
     parser.add_argument("--rpc", metavar="HOST:PORT,…", default="", help="also those of workers")
-    try:
-        rpc.connect(Placement.of(None, None, parser.parse_args(arguments).rpc).workers)
+    flags = parser.parse_args(arguments)
+
+    def run() -> None:
+        rpc.connect(Placement.of(None, None, flags.rpc).workers)
         for device in devices():
             print(_line(device))
         why = "" if gpus() else why_no_gpu()
         if why:
             print(f"No GPU: {why}", file=sys.stderr)
-    except SpeculationError as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return 2
-    return 0
+
+    return run_command(run)
 
 
 def _line(device: Device) -> str:
@@ -51,11 +49,10 @@ def _line(device: Device) -> str:
     return f"{device.name}: {device.description} ({device.kind}{memory})"
 
 
-def work(arguments: Sequence[str] | None = None) -> int:
+def work(arguments: Sequence[str] | None = None, prog: str = "speculation rpc-worker") -> int:
     """Compute for other machines until Ctrl-C; return the exit code if that cannot start."""
-    replace_unencodable()
     parser = argparse.ArgumentParser(
-        prog="speculation rpc-worker",
+        prog=prog,
         description="Computes layers of a model for a program on another machine, which gets "
         "--rpc HOST:PORT. One program at a time; it needs no model file here.",
     )
@@ -71,22 +68,21 @@ def work(arguments: Sequence[str] | None = None) -> int:
         help="keep the weights that arrive on disk, so that they are sent only once",
     )
     flags = parser.parse_args(arguments)
+    return run_command(lambda: _serve(flags))
+
+
+def _serve(flags: argparse.Namespace) -> int:
+    offered = _offered(flags.device)
     try:
-        offered = _offered(flags.device)
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((flags.host, flags.port))
-    except SpeculationError as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return 2
     except OSError:
-        print(
-            f"error: {flags.host}, port {flags.port}: in use, or not an address of this machine; "
-            "change --port or --host",
-            file=sys.stderr,
-        )
-        return 2
-    if not _is_loopback(flags.host):
+        raise WorkerError(
+            f"{flags.host}, port {flags.port}: in use, or not an address of this machine; change "
+            "--port or --host"
+        ) from None
+    if not is_loopback(flags.host):
         print(OPEN.format(host=flags.host, port=flags.port), file=sys.stderr, flush=True)
     folder = cache_folder() / "rpc" if flags.cache else None
     if folder is not None:
@@ -103,10 +99,3 @@ def _offered(names: str | None) -> list[Device]:
         return Placement.of(None, names, ()).chosen()
     cpus = [device for device in devices() if device.kind == "cpu"]
     return cpus if names == "none" else gpus() or cpus
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

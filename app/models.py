@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 
-from batching.errors import SpeculationError
 from speculation.registry import ModelEntry, default_model, is_local, read_registry
 from speculation.registry.conversion import model_file
-from speculation.system.console import replace_unencodable
+from speculation.system.console import run_command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "speculation models") -> int:
     """List the models, or download the named ones; return the exit code."""
-    replace_unencodable()
     parser = argparse.ArgumentParser(
-        prog="speculation models",
-        description="Lists the models of models.txt, or downloads some of them.",
+        prog=prog, description="Lists the models of models.txt, or downloads some of them."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a model to download")
     names = parser.parse_args(arguments).names
-    try:
+
+    def run() -> None:
         for name in names:
             print(model_file(name))
         if not names:
             print(table(read_registry().values(), default_model()))
-    except SpeculationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; run again to resume the download", file=sys.stderr)
-        return 130
-    return 0
+
+    return run_command(run, "interrupted; run again to resume the download")
 
 
 def table(entries: Iterable[ModelEntry], default: str) -> str:

@@ -13,6 +13,7 @@ from functools import cache
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -55,8 +56,11 @@ def guard(
     """
     if not page:  # agents look there whether somebody listens
         app.add_api_route("/", lambda: {"endpoint": "/v1"})
-    routes = {path: list(methods) for path, methods in app.openapi()["paths"].items()}
-    routes["/openapi.json"] = ["get"]
+    routes = [
+        Route(path.replace("}", ":path}"), app, methods=[*methods])
+        for path, methods in app.openapi()["paths"].items()
+    ]
+    routes.append(Route("/openapi.json", app))
     return Guard(app, Names(host, allowed), routes, keys, LARGEST_BODY, page=page)
 
 

@@ -14,6 +14,7 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from app.api.log import RequestLog
 from app.api.service import SAMPLING, Service
@@ -26,17 +27,15 @@ from app.page.routes import add_routes
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.store import InUse, StoreError
 from app.worker.backend import Backend
-from app.worker.messages import Failed, Loaded, Loading, ModelSpec
+from app.worker.messages import Failed, Loaded, Loading
 from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
-from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
-from batching.llama.context_params import MAX_SEQUENCES
 from speculation.methods import METHODS, load_method_file, parse_method
-from speculation.registry import PAIRED, default_model
 from speculation.registry.fit import Wanted, context_in_words, in_words
+from speculation.registry.model_spec import ModelSpec, add_model_flags, at_least
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
-from speculation.system.console import FAILED, VERSION, replace_unencodable, say
+from speculation.system.console import FAILED, VERSION, say
 
 
 def parse_flags(
@@ -49,65 +48,13 @@ def parse_flags(
     )
     add = parser.add_argument
     add("--version", action="version", version=VERSION)
-    add("--model", default=default_model(), help="name in models.txt, path or hf:… (%(default)s)")
-    add(
-        "--draft-model",
-        nargs="?",
-        const=PAIRED,
-        help="a smaller model of the same family, for the methods draft and auto: a name or path; "
-        "without a value, the one that models.txt pairs with the model",
-    )
-    add(
-        "--heads",
-        nargs="*",
-        metavar="HEADS",
-        help="drafting heads trained on the model, one name or path per method (docs/heads.md); "
-        "without a value, those that models.txt pairs with the model",
-    )
-    add(
-        "--no-mtp",
-        action="store_true",
-        help="do not load the model's multi-token prediction layers",
-    )
+    add_model_flags(parser)
     add(
         "--method",
         help=f"{', '.join(METHODS)}, or FILE.py:SPEC for one of your own (examples/README.md); "
         f"optionally with :parameter=value,… "
         f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
     )
-    add(
-        "--parallel",
-        type=int,
-        help="texts to write at a time; they share the context (default: 4)",
-    )
-    add(
-        "--ctx",
-        type=int,
-        default=0,
-        help="context in tokens, which the texts share; 0 = the model's own, as far as memory "
-        "allows",
-    )
-    add("--gpu-layers", type=int, help="layers on the GPU, if there is one (default: all that fit)")
-    add(
-        "--device",
-        metavar="NAME,…",
-        help="devices for these layers, as `speculation devices` lists them, or none (default: all "
-        "GPUs)",
-    )
-    add("--draft-device", metavar="NAME,…", help="those of the draft model (default: the same)")
-    add(
-        "--rpc",
-        metavar="HOST:PORT,…",
-        default="",
-        help="RPC workers that compute layers of the model on other machines (docs/machines.md)",
-    )
-    add(
-        "--threads",
-        type=int,
-        help="threads (default: one per physical core, one less for models below 64 MB)",
-    )
-    add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
-    add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
     add(
         "--host",
         default="127.0.0.1",
@@ -122,7 +69,8 @@ def parse_flags(
         help="another host name of this server, such as a proxy's, or an origin whose pages may "
         "use it, such as https://app.example or 'chrome-extension://*'; may be repeated",
     )
-    add("--port", type=int, help="port to listen on (default: the first free one from 7860)")
+    help_ = "port to listen on (default: the first free one from 7860)"
+    add("--port", type=at_least(1, 65535), help=help_)
     add("--no-browser", action="store_true", help="do not open the browser")
     add("--no-page", action="store_true", help="serve only the endpoint, without the chat")
     add(
@@ -143,32 +91,13 @@ def parse_flags(
         help="sampling of requests to the endpoint that say nothing of it (default: llama-server's "
         "temperature=0.8,top_k=40,top_p=0.95,min_p=0.05)",
     )
-    add(
-        "--chat-template",
-        metavar="FILE",
-        help="a Jinja chat template to use instead of the model's",
-    )
-    add("--max-tokens", type=int, help="most tokens in a reply of the endpoint")
+    add("--max-tokens", type=at_least(1), help="most tokens in a reply of the endpoint")
     add("--timeout", type=float, default=3600.0, help="most seconds for a call (%(default)g)")
     add(
         "--memory",
         metavar="FILE",
         help="keep what the model reads and writes in FILE, so that the methods suffix and auto "
         "can draft from it after a restart (default: in memory only)",
-    )
-    add(
-        "--keep-texts",
-        type=int,
-        metavar="MB",
-        default=8000,
-        help="keep up to so many MB of idle conversations on disk, in the user's cache folder, so "
-        "that their next turn is quick after a restart, too; 0 keeps none (default %(default)s)",
-    )
-    add(
-        "--embedding-model",
-        metavar="MODEL",
-        help="a model for /v1/embeddings, loaded beside the other: a name or path (default: the "
-        "mean of the model's own states)",
     )
     add(
         "--switch-models",
@@ -186,17 +115,6 @@ def parse_flags(
     add("--chats", metavar="FILE", help="keep chats in FILE (default: in the user's data folder)")
     add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
-    if flags.port is not None and not 1 <= flags.port <= 65535:
-        parser.error(f"--port is {flags.port}; give 1 to 65535")
-    flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
-    if flags.gpu_layers is not None and flags.gpu_layers < 0:
-        parser.error(f"--gpu-layers is {flags.gpu_layers}; give 0 or more")
-    if flags.max_tokens is not None and flags.max_tokens < 1:
-        parser.error(f"--max-tokens is {flags.max_tokens}; give at least 1")
-    if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SEQUENCES:
-        parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SEQUENCES}")
-    if flags.keep_texts < 0:
-        parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
     if flags.api_key and not all(flags.api_key):
         parser.error("--api-key is empty; give a key, or leave it out")
     flags.api_key = [*(flags.api_key or ()), *_keys_in(flags.api_key_file, parser)]
@@ -219,12 +137,8 @@ def parse_flags(
     try:
         flags.method = flags.method and load_method_file(flags.method)
         parse_method(flags.method or DEFAULT_METHOD)
-        ContextParams(
-            n_ctx=flags.ctx,
-            n_threads=flags.threads,
-            kv_type=flags.kv_type,
-            flash_attn=flags.flash_attn,
-        )
+        flags.spec = ModelSpec.of(flags)
+        flags.spec.context  # noqa: B018 (it checks)
     except SpeculationError as error:
         parser.error(str(error))
     return flags
@@ -245,17 +159,16 @@ def _keys_in(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
     return keys
 
 
-def _sampling(text: str) -> dict[str, float]:
+def _sampling(text: str) -> dict[str, Any]:
     """``temperature=0.8,seed=42`` as fields of ``SamplingParams``."""
-    found: dict[str, float] = {"temperature": SAMPLING["temperature"]}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        try:
+    found: dict[str, Any] = {"temperature": SAMPLING["temperature"]}
+    try:
+        for name, _, value in (part.partition("=") for part in text.split(",")):
             found[name] = float(value) if "." in value else int(value)
-            SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
-            reason = str(error) if isinstance(error, SpeculationError) else "give NAME=NUMBER,…"
-            raise argparse.ArgumentTypeError(f"{part!r}: {reason}") from None
+        SamplingParams(**found)
+    except (TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, SpeculationError) else "give NAME=NUMBER,…"
+        raise argparse.ArgumentTypeError(f"{text!r}: {reason}") from None
     return found
 
 
@@ -268,27 +181,9 @@ def common_memory(flags: argparse.Namespace) -> str | None:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat") -> int:
     """Serve until Ctrl-C; return the exit code."""
-    replace_unencodable()
     flags = parse_flags(arguments, prog)
     listening = _bound(flags.host, flags.port)
-    spec = ModelSpec(
-        model=flags.model,
-        n_ctx=flags.ctx,
-        n_gpu_layers=flags.gpu_layers,
-        device=flags.device,
-        draft_device=flags.draft_device,
-        rpc=flags.rpc,
-        n_threads=flags.threads,
-        kv_type=flags.kv_type,
-        flash_attn=flags.flash_attn,
-        draft_model=flags.draft_model,
-        heads=tuple(flags.heads),
-        mtp=not flags.no_mtp,
-        parallel=flags.parallel,
-        chat_template=flags.chat_template,
-        keep_texts=flags.keep_texts,
-        embedding_model=flags.embedding_model,
-    )
+    spec: ModelSpec = flags.spec
     backend = RemoteBackend(
         trace_batches=flags.trace_batches,
         memory=flags.memory,

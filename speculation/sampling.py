@@ -86,9 +86,15 @@ class SamplingParams:
             ),
         )
         if sum(one is not None for one in (self.grammar, self.regex, self.json_schema)) > 1:
-            raise InvalidParameter("grammar, regex and json_schema exclude each other; give one")
+            raise InvalidParameter(
+                "{grammar}, {regex} and {json_schema} exclude each other; give one",
+                settings=("grammar", "regex", "json_schema"),
+            )
         if (n := len(self.dry_breakers)) > MOST_BREAKERS:
-            raise InvalidParameter(f"dry_breakers has {n} texts; give at most {MOST_BREAKERS}")
+            raise InvalidParameter(
+                f"{{dry_breakers}} has {n} texts; give at most {MOST_BREAKERS}",
+                settings=("dry_breakers",),
+            )
         for text in self.dry_breakers:
             utf8(text)
         for token, value in self.logit_bias.items():

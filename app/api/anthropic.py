@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
@@ -12,29 +12,28 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from app.api.body import Call, Posted, Tagged
-from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError, error_body_for
-from app.api.replies import answer
+from app.api.replies import Gathered, Shown, answer
+from app.api.reply import Chunk
 from app.api.sampling import MOST_LISTED
 from app.api.schemas import MOST_MESSAGES, ChatCompletion, Content, ContentPart, Message, Parts
 from app.api.service import Service
 from app.api.translated import (
     Block,
-    EventStream,
+    Blocks,
     SseEvent,
-    Translator,
-    as_choice,
     chat_completion,
     defined,
     new_id,
     refuse,
 )
-from app.worker.messages import ChatRequest, Render
+from app.worker.messages import ChatRequest, Done, Event, Render
 
 # Claude Code's first line, which changes from request to request: with it, nothing of a prompt
 # could be taken from the cache.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class ToolChoice(Posted):
@@ -195,9 +194,7 @@ class CountRequest(Posted, extra="allow"):
                 ],
                 "tool_choice": choice,
                 "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
-                "response_format": _response_format(
-                    self.output_config.format or self.output_format
-                ),
+                "response_format": self.output_config.format or self.output_format,
                 # With the prompt's progress comes the count of its tokens, for the first event.
                 "return_progress": True,
             }
@@ -220,12 +217,6 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
 
 
-def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if given is None or given.get("type") != "json_schema":
-        return None if given is None else dict(given)
-    return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
-
-
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
     router = APIRouter(route_class=Call)
@@ -235,7 +226,7 @@ def routes(service: Service) -> APIRouter:
     async def message(asked: MessagesRequest, http: Request) -> Response:
         chat = asked.chat()
         requests = await service.chat_requests(chat, http)
-        return await answered(MessageReply(service, chat, requests))
+        return await MessageReply(service, chat, requests).answer()
 
     @router.post("/v1/messages/count_tokens")
     @router.post("/messages/count_tokens")
@@ -246,65 +237,76 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-class MessageReply(ChatReply):
-    """A chat completion's reply as a message."""
-
-    stream_type = EventStream
+class MessageReply(Blocks):
+    """The answer as a message."""
 
     def __init__(
         self, service: Service, chat: ChatCompletion, requests: Sequence[ChatRequest]
     ) -> None:
-        super().__init__(service, chat, requests)
-        self._events = MessageEvents(service.name())
+        message: dict[str, Any] = {
+            "id": new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "model": service.name(),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {},
+        }
+        super().__init__(service, chat, requests, message)
+        self._has_begun = False
 
-    def whole(self) -> dict[str, Any]:
-        found = super().whole()
-        choice, counts = found["choices"][0], message_usage(found["usage"])
-        for _ in self._events.take(as_choice(choice)):
-            pass
-        for _ in self._events.end(*self._stop_reason(choice["finish_reason"]), counts):
-            pass
-        return self._events.message
+    def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
+        if not self._has_begun and (gathered.prefill or gathered.pieces or gathered.done):
+            self._has_begun = True
+            n_prompt = gathered.prefill.total + 1 if gathered.prefill is not None else 0
+            counts = _usage(n_prompt, gathered.n_reused, 0)  # as far as they are known
+            yield {"type": "message_start", "message": {**self.body, "usage": counts}}
+        yield from super().take(number, event, gathered)
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
-        events, gathered, reason, has_begun = self._events, self.replies.choices[0], "stop", False
-        try:
-            async for chunk in super().chunks():
-                if isinstance(chunk, str):  # the mark at the end, which this API lacks
-                    continue
-                if not has_begun and (gathered.prefill or gathered.pieces or gathered.done):
-                    has_begun = True
-                    yield events.start(self._first_usage())
-                for choice in chunk["choices"]:
-                    for event in events.take(choice):
-                        yield event
-                    reason = choice.get("finish_reason") or reason
-                if chunk.get("usage"):
-                    counts = message_usage(chunk["usage"])
-                    for event in events.end(*self._stop_reason(reason), counts):
-                        yield event
-        except ApiError as error:
-            yield error_body_for("/messages", error.message, error.status, **error.facts)
+    def failed(self, error: ApiError) -> Iterator[Chunk]:
+        yield error_body_for("/messages", error.message, error.status, **error.facts)
 
-    def _stop_reason(self, reason: str) -> tuple[str, str | None]:
-        """Why the reply ended, and at which of the request's stop strings."""
-        done = self.replies.choices[0].done
-        stop = done.stop_string if done is not None else ""
-        if reason == "stop" and stop in self.asked.stop:
-            return "stop_sequence", stop
-        return {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason, "end_turn"), None
+    def begun(self, block: Block) -> Iterator[SseEvent]:
+        content: dict[str, Any] = {"type": "text", "text": ""}
+        if block.kind == "call":
+            content = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+        elif block.kind == "reasoning":
+            content = {"type": "thinking", "thinking": "", "signature": ""}
+        self.body["content"].append(content)
+        # A copy: the block in the message grows.
+        yield {"type": "content_block_start", "index": block.index, "content_block": {**content}}
 
-    def _first_usage(self) -> dict[str, Any]:
-        """The counts when the message starts: those of the prompt, as far as they are known."""
-        gathered = self.replies.choices[0]
-        n_prompt = gathered.prefill.total + 1 if gathered.prefill is not None else 0
-        return _usage(n_prompt, gathered.n_reused, 0)
+    def added(self, block: Block, text: str, shown: Sequence[Shown]) -> Iterator[SseEvent]:
+        if block.kind == "call":
+            delta = {"type": "input_json_delta", "partial_json": text}
+        elif block.kind == "text":
+            delta = {"type": "text_delta", "text": text}
+        else:
+            delta = {"type": "thinking_delta", "thinking": text}
+        yield {"type": "content_block_delta", "index": block.index, "delta": delta}
 
+    def closed(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
+        content = self.body["content"][block.index]
+        if block.kind == "call":
+            content["input"] = _arguments(block.text)
+        elif block.kind == "text":
+            content["text"] = block.text
+        else:
+            content["thinking"] = block.text
+            delta = {"type": "signature_delta", "signature": ""}  # nothing is signed here
+            yield {"type": "content_block_delta", "index": block.index, "delta": delta}
+        yield {"type": "content_block_stop", "index": block.index}
 
-def message_usage(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The usage of a chat completion, as a message has it."""
-    n_cached = found["prompt_tokens_details"]["cached_tokens"]
-    return _usage(found["prompt_tokens"], n_cached, found["completion_tokens"])
+    def finished(self, reason: str, counts: Mapping[str, Any], done: Done) -> Iterator[SseEvent]:
+        n_cached = counts["prompt_tokens_details"]["cached_tokens"]
+        found = _usage(counts["prompt_tokens"], n_cached, counts["completion_tokens"])
+        delta = {"stop_reason": _STOPS.get(reason, "end_turn"), "stop_sequence": None}
+        if reason == "stop" and done.stop_string in self.asked.stop:
+            delta = {"stop_reason": "stop_sequence", "stop_sequence": done.stop_string}
+        self.body |= {**delta, "usage": found}
+        yield {"type": "message_delta", "delta": delta, "usage": found}
+        yield {"type": "message_stop"}
 
 
 def _usage(n_prompt: int, n_cached: int, n_tokens: int) -> dict[str, Any]:
@@ -315,70 +317,6 @@ def _usage(n_prompt: int, n_cached: int, n_tokens: int) -> dict[str, Any]:
         "cache_read_input_tokens": n_cached,
         "output_tokens": n_tokens,
     }
-
-
-class MessageEvents(Translator):
-    """The events of a message.
-
-    message  as it is so far
-    """
-
-    def __init__(self, model: str) -> None:
-        super().__init__()
-        self.message: dict[str, Any] = {
-            "id": new_id("msg"),
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": {},
-        }
-
-    def start(self, counts: Mapping[str, Any]) -> SseEvent:
-        message = {**self.message, "content": [], "usage": dict(counts)}
-        return {"type": "message_start", "message": message}
-
-    def end(
-        self, reason: str, stop_sequence: str | None, counts: Mapping[str, Any]
-    ) -> Iterator[SseEvent]:
-        yield from self.finish(is_whole=reason != "max_tokens")
-        delta = {"stop_reason": reason, "stop_sequence": stop_sequence}
-        self.message |= {**delta, "usage": dict(counts)}
-        yield {"type": "message_delta", "delta": delta, "usage": dict(counts)}
-        yield {"type": "message_stop"}
-
-    def begun(self, block: Block) -> Iterator[SseEvent]:
-        content: dict[str, Any] = {"type": "text", "text": ""}
-        if block.kind == "call":
-            content = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
-        elif block.kind == "reasoning":
-            content = {"type": "thinking", "thinking": "", "signature": ""}
-        self.message["content"].append(content)
-        # A copy: the block in the message grows.
-        yield {"type": "content_block_start", "index": block.index, "content_block": {**content}}
-
-    def added(self, block: Block, text: str, logprobs: Sequence[Any]) -> Iterator[SseEvent]:
-        if block.kind == "call":
-            delta = {"type": "input_json_delta", "partial_json": text}
-        elif block.kind == "text":
-            delta = {"type": "text_delta", "text": text}
-        else:
-            delta = {"type": "thinking_delta", "thinking": text}
-        yield {"type": "content_block_delta", "index": block.index, "delta": delta}
-
-    def ended(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
-        content = self.message["content"][block.index]
-        if block.kind == "call":
-            content["input"] = _arguments(block.text)
-        elif block.kind == "text":
-            content["text"] = block.text
-        else:
-            content["thinking"] = block.text
-            delta = {"type": "signature_delta", "signature": ""}  # nothing is signed here
-            yield {"type": "content_block_delta", "index": block.index, "delta": delta}
-        yield {"type": "content_block_stop", "index": block.index}
 
 
 def _arguments(text: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +14,23 @@ from fastapi.responses import JSONResponse, Response
 from app.api.body import Call
 from app.api.errors import ApiError, error_body
 from app.api.facts import native_probs, times, timings
-from app.api.json_text import as_json, dumps, finite
-from app.api.replies import Replies, answer
+from app.api.json_text import dumps, finite
+from app.api.replies import Gathered, answer
+from app.api.reply import Chunk, Reply
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
-from app.api.service import FINGERPRINT, Service, Stream
+from app.api.service import FINGERPRINT, Service
 from app.worker.messages import (
+    Chance,
     ChatRequest,
     Detokenize,
     Done,
+    Event,
     LoadedModel,
     Render,
     Tokenize,
     Tokens,
 )
+from app.worker.wording import REQUEST, SAMPLING
 from speculation.sampling import SamplingParams
 
 
@@ -147,32 +151,27 @@ async def completed(service: Service, asked: Completion, http: Request) -> Respo
     if asked.suffix:
         raise ApiError("suffix is not supported here; use /infill", param="suffix")
     requests, is_list = await service.completion_requests(asked, http)
-    replies = service.replies([replace(request, show_prompt=True) for request in requests])
-    if asked.stream:
-        await replies.start()
-        return Stream(replies, _chunks(service, asked, replies))
-    await replies.finish()
-
-    def whole() -> Any:
-        found = [_whole(service, asked, replies, number) for number in range(len(requests))]
-        return found if is_list else found[0]
-
-    return await as_json(whole)
+    requests = [replace(request, show_prompt=True) for request in requests]
+    return await _NativeReply(service, asked, requests, is_list).answer()
 
 
-async def _chunks(
-    service: Service,
-    asked: Completion,
-    replies: Replies,
-) -> AsyncIterator[dict[str, Any]]:
-    async for number, event in replies.events():
-        gathered = replies.choices[number]
-        if asked.return_progress and (progress := gathered.progress(event)):
+class _NativeReply(Reply):
+    """The answer as llama-server's completion."""
+
+    def __init__(
+        self, service: Service, asked: Completion, requests: Sequence[ChatRequest], is_list: bool
+    ) -> None:
+        super().__init__(service, asked, requests)
+        self._service, self._asked, self._is_list = service, asked, is_list
+
+    def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
+        timed = times(gathered, self._asked)
+        if self._asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
-            yield {**head, "prompt_progress": progress, **times(gathered, asked)}
+            yield {**head, "prompt_progress": progress, **timed}
         if isinstance(event, Tokens):
             for part in _parts(event):
-                chunk: dict[str, Any] = {
+                yield {
                     "index": number,
                     "content": "".join(text for text, _ in part.pieces),
                     "tokens": list(part.ids),
@@ -180,16 +179,44 @@ async def _chunks(
                     "id_slot": number,
                     "tokens_predicted": len(gathered.ids),
                     "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
-                    **times(gathered, asked),
+                    **timed,
+                    **(self._probs(part.chances) if part.chances else {}),
                 }
-                if part.chances:
-                    chunk["completion_probabilities"] = native_probs(
-                        part.chances, asked.post_sampling_probs
-                    )
-                yield chunk
         elif isinstance(event, Done):
-            whole = _whole(service, asked, replies, number)
-            yield {**whole, "content": "", "tokens": []}
+            yield {**self._choice(number), "content": "", "tokens": []}
+
+    def whole(self) -> Any:
+        found = [self._choice(number) for number in range(len(self.replies.choices))]
+        return found if self._is_list else found[0]
+
+    def _choice(self, number: int) -> dict[str, Any]:
+        """The answer for one prompt."""
+        request, gathered = self.replies.requests[number], self.replies.choices[number]
+        done, text = gathered.done, gathered.text
+        assert done is not None
+        return {
+            "index": number,
+            "content": text,
+            "tokens": gathered.ids if self._asked.return_tokens else [],
+            "id_slot": number,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": done.n_tokens,
+            "tokens_evaluated": done.n_prompt,
+            "generation_settings": settings(request, self._service),
+            "prompt": done.prompt,
+            "has_new_line": "\n" in text,
+            "truncated": done.finish_reason == "context",
+            "stop_type": _stop_type(done),
+            "stopping_word": done.stop_string,
+            "tokens_cached": done.n_prompt + done.n_tokens - 1,
+            "timings": timings(done),
+            **({} if request.logprobs is None else self._probs(gathered.chances)),
+        }
+
+    def _probs(self, chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> dict[str, Any]:
+        found = native_probs(chances, self._asked.post_sampling_probs)
+        return {"completion_probabilities": found}
 
 
 def _parts(text: Tokens) -> list[Tokens]:
@@ -198,47 +225,6 @@ def _parts(text: Tokens) -> list[Tokens]:
         return [text]
     each = zip(text.pieces, text.ids, text.chances, strict=True)
     return [Tokens((piece,), (token,), (chance,)) for piece, token, chance in each]
-
-
-def _whole(service: Service, asked: Completion, replies: Replies, number: int) -> dict[str, Any]:
-    """The answer for one prompt; ``response_fields`` may select parts of it."""
-    request, gathered = replies.requests[number], replies.choices[number]
-    done = gathered.done
-    assert done is not None
-    text = gathered.text
-    found: dict[str, Any] = {
-        "index": number,
-        "content": text,
-        "tokens": gathered.ids if asked.return_tokens else [],
-        "id_slot": number,
-        "stop": True,
-        "model": service.name(),
-        "tokens_predicted": done.n_tokens,
-        "tokens_evaluated": done.n_prompt,
-        "generation_settings": settings(request, service),
-        "prompt": done.prompt,
-        "has_new_line": "\n" in text,
-        "truncated": done.finish_reason == "context",
-        "stop_type": _stop_type(done),
-        "stopping_word": done.stop_string,
-        "tokens_cached": done.n_prompt + done.n_tokens - 1,
-        "timings": timings(done),
-    }
-    if request.logprobs is not None:
-        found["completion_probabilities"] = native_probs(
-            gathered.chances, asked.post_sampling_probs
-        )
-    if not asked.response_fields:
-        return found
-    selected = {path: _at(found, path) for path in asked.response_fields}
-    return {path: value for path, value in selected.items() if value is not None}
-
-
-def _at(found: Mapping[str, Any], path: str) -> Any:
-    value: Any = found
-    for name in path.split("/"):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _stop_type(done: Done) -> str:
@@ -250,17 +236,12 @@ def _stop_type(done: Done) -> str:
 def settings(request: ChatRequest, service: Service) -> dict[str, Any]:
     """The request's settings with llama-server's names."""
     params = SamplingParams(**{**request.sampling, "json_schema": None, "grammar": None})
-    names = (
-        "temperature top_k top_p min_p typical_p xtc_probability xtc_threshold repeat_penalty "
-        "presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length mirostat "
-        "mirostat_tau mirostat_eta"
-    ).split()
+    hidden = ("seed", "logit_bias", "min_tokens", "regex", "json_schema", "strict", "dry_breakers")
+    shown = {REQUEST.get(name, name): vars(params)[name] for name in SAMPLING if name not in hidden}
     n_predict = -1 if request.max_tokens is None else request.max_tokens
     return {
         "seed": service.sampling.get("seed", 2**32 - 1) if not request.id else params.seed,
-        **{name: vars(params)[name] for name in names},
-        "repeat_last_n": params.penalty_last_n,
-        "dry_penalty_last_n": params.dry_last_n,
+        **shown,
         "dynatemp_range": 0.0,
         "top_n_sigma": -1.0,
         "adaptive_target": -1.0,

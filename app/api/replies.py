@@ -19,6 +19,7 @@ from app.api.log import current_call
 from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import (
+    LAST,
     Answer,
     Chance,
     ChatRequest,
@@ -293,19 +294,28 @@ def _cut(tokens: Tokens, n: int) -> Tokens:
     return replace(tokens, pieces=tuple(pieces))
 
 
-async def answer(backend: Backend, question: Question) -> Answer:
-    """The answer to a question. Raises ApiError."""
+async def last_event(events: Events) -> Event:
+    """The last event of a request to the engine."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    events = backend.ask(question)
+
+    def take(event: Event) -> None:
+        if isinstance(event, LAST) and not found.done():
+            found.set_result(event)
+
     try:
-        events.hand_over(lambda event: None if found.done() else found.set_result(event))
-        event = await found
+        events.hand_over(take)
+        return await found
     finally:
         events.close()
-    if isinstance(event, Answer):
-        return event
-    assert isinstance(event, Failed)
-    raise ApiError.of(event)
+
+
+async def answer(backend: Backend, question: Question) -> Answer:
+    """The answer to a question. Raises ApiError."""
+    event = await last_event(backend.ask(question))
+    if isinstance(event, Failed):
+        raise ApiError.of(event)
+    assert isinstance(event, Answer)
+    return event
 
 
 async def while_connected(http: Request, work: Awaitable[T]) -> T:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,11 +12,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BeforeValidator, Field
 
 from app.api.body import Call, Posted, Tagged
-from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
+from app.api.facts import timings, token_logprobs
 from app.api.history import History
 from app.api.json_text import finite
-from app.api.replies import Gathered, answer
+from app.api.replies import Gathered, Shown, answer
 from app.api.response_tools import Offered, Tool
 from app.api.sampling import MOST_LISTED
 from app.api.schemas import (
@@ -32,15 +31,13 @@ from app.api.schemas import (
 from app.api.service import Service, memory_of
 from app.api.translated import (
     Block,
-    EventStream,
+    Blocks,
     SseEvent,
-    Translator,
-    as_choice,
     chat_completion,
     new_id,
     refuse,
 )
-from app.worker.messages import ChatRequest, Render
+from app.worker.messages import ChatRequest, Done, Render
 from speculation.chat.reasoning import find_reasoning
 from speculation.chat.tools import object_of
 
@@ -128,22 +125,13 @@ class ResponsesRequest(Posted, extra="allow"):
                 "max_completion_tokens": self.max_output_tokens,
                 "logprobs": wants_logprobs,
                 "top_logprobs": self.top_logprobs if wants_logprobs else None,
-                "response_format": _response_format(self.text.format),
+                "response_format": self.text.format or None,
                 "reasoning_effort": self.reasoning.effort,
                 "tools": tools.functions,
                 "tool_choice": tools.choice(self.tool_choice),
                 "parallel_tool_calls": self.parallel_tool_calls,
             }
         )
-
-
-def _response_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not given:
-        return None
-    if given.get("type") != "json_schema":
-        return dict(given)
-    schema = {name: value for name, value in given.items() if name != "type"}
-    return {"type": "json_schema", "json_schema": schema}
 
 
 def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
@@ -205,8 +193,13 @@ def routes(service: Service) -> APIRouter:
         items, tools = conversation(asked, http)
         chat = asked.chat(items, tools)
         requests = await service.chat_requests(chat, http)
-        kept = _Keeping(history, memory_of(http), items) if asked.store else None
-        return await answered(ResponseReply(service, asked, tools, chat, requests, kept))
+
+        def keep(response: Mapping[str, Any]) -> None:
+            if asked.store:
+                before = [item.model_dump(exclude_unset=True) for item in items]
+                history.add(memory_of(http), response, [*before, *response["output"]])
+
+        return await ResponseReply(service, asked, tools, chat, requests, keep).answer()
 
     @router.post("/v1/responses/input_tokens")
     @router.post("/responses/input_tokens")
@@ -221,29 +214,14 @@ def routes(service: Service) -> APIRouter:
 
     @router.delete("/v1/responses/{id_}")
     async def delete(id_: str, http: Request) -> dict[str, Any]:
-        history.remove(id_, memory_of(http))
+        history.get(id_, memory_of(http), remove=True)
         return {"id": id_, "object": "response", "deleted": True}
 
     return router
 
 
-@dataclass
-class _Keeping:
-    """Where a response is kept, with the items before it."""
-
-    history: History
-    owner: str
-    items: list[Item]
-
-    def keep(self, response: Mapping[str, Any]) -> None:
-        before = [item.model_dump(exclude_unset=True) for item in self.items]
-        self.history.add(self.owner, response, [*before, *response["output"]])
-
-
-class ResponseReply(ChatReply):
-    """A chat completion's reply as a response."""
-
-    stream_type = EventStream
+class ResponseReply(Blocks):
+    """The answer as a response."""
 
     def __init__(
         self,
@@ -252,92 +230,41 @@ class ResponseReply(ChatReply):
         tools: Offered,
         chat: ChatCompletion,
         requests: Sequence[ChatRequest],
-        keeping: _Keeping | None,
+        keep: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        super().__init__(service, chat, requests)
+        """``keep`` is given the response when it has ended."""
         sampling = requests[0].sampling
         given = asked.model_dump(include={"tool_choice", "tools"}, exclude_unset=True)
-        self._keeping = keeping
-        self._events = ResponseEvents(
-            {
-                "id": new_id("resp"),
-                "object": "response",
-                "created_at": int(time.time()),
-                "status": "in_progress",
-                "background": False,
-                "error": None,
-                "incomplete_details": None,
-                "instructions": asked.instructions,
-                "max_output_tokens": asked.max_output_tokens,
-                "metadata": asked.metadata,
-                "model": service.name(),
-                "output": [],
-                "parallel_tool_calls": asked.parallel_tool_calls,
-                "previous_response_id": asked.previous_response_id,
-                "reasoning": {"effort": asked.reasoning.effort, "summary": None},
-                "service_tier": "default",
-                "store": asked.store,
-                "temperature": sampling.get("temperature"),
-                "text": {"format": asked.text.format or {"type": "text"}},
-                "tool_choice": given.get("tool_choice", "auto"),
-                "tools": given.get("tools", []),
-                "top_logprobs": asked.top_logprobs or 0,
-                "top_p": sampling.get("top_p", 1.0),
-                "truncation": "disabled",
-                "usage": None,
-                "user": None,
-            },
-            tools,
-        )
-
-    def whole(self) -> dict[str, Any]:
-        found = super().whole()
-        choice = found["choices"][0]
-        for _ in self._events.take(as_choice(choice)):
-            pass
-        for _ in self._finish(choice["finish_reason"], found):
-            pass
-        return self._events.response
-
-    async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
-        events, reason = self._events, "stop"
-        for event in events.start():
-            yield event
-        try:
-            async for chunk in super().chunks():
-                if isinstance(chunk, str):  # the mark at the end, which this API lacks
-                    continue
-                if "prompt_progress" in chunk:
-                    yield events.progress(chunk["prompt_progress"])
-                for choice in chunk["choices"]:
-                    for event in events.take(choice):
-                        yield event
-                    reason = choice.get("finish_reason") or reason
-                if chunk.get("usage"):
-                    for event in self._finish(reason, chunk):
-                        yield event
-        except ApiError as error:
-            for event in events.failed(error):
-                yield event
-
-    def _finish(self, reason: str, chunk: Mapping[str, Any]) -> Iterator[SseEvent]:
-        """The last events, with the figures of a chat completion or of its last chunk."""
-        counts = response_usage(chunk["usage"], self.replies.choices)
-        yield from self._events.end(reason, counts, chunk.get("timings"))
-        if self._keeping is not None:
-            self._keeping.keep(self._events.response)
-
-
-class ResponseEvents(Translator):
-    """The events of a response.
-
-    response  as it is so far
-    """
-
-    def __init__(self, response: dict[str, Any], tools: Offered) -> None:
-        super().__init__()
-        self._tools = tools
-        self.response = response
+        response = {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "model": service.name(),
+            "output": [],
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": {"effort": asked.reasoning.effort, "summary": None},
+            "service_tier": "default",
+            "store": asked.store,
+            "temperature": sampling.get("temperature"),
+            "text": {"format": asked.text.format or {"type": "text"}},
+            "tool_choice": given.get("tool_choice", "auto"),
+            "tools": given.get("tools", []),
+            "top_logprobs": asked.top_logprobs or 0,
+            "top_p": sampling.get("top_p", 1.0),
+            "truncation": "disabled",
+            "usage": None,
+            "user": None,
+        }
+        super().__init__(service, chat, requests, response)
+        self._tools, self._keep = tools, keep
         self._n_events = 0
         self._item: dict[str, Any] = {}
         self._logprobs: list[Any] = []
@@ -346,27 +273,31 @@ class ResponseEvents(Translator):
         for kind in ("created", "in_progress"):
             yield self._whole(f"response.{kind}")
 
-    def progress(self, prompt: Mapping[str, Any]) -> SseEvent:
+    def progress(self, number: int, progress: Mapping[str, int]) -> Iterator[SseEvent]:
         """llama-server's event for a part of the prompt that was read."""
-        return {**self._whole("response.in_progress"), "prompt_progress": prompt}
+        yield {**self._whole("response.in_progress"), "prompt_progress": progress}
 
-    def end(
-        self, reason: str, counts: Mapping[str, Any], timings: Mapping[str, Any] | None
-    ) -> Iterator[SseEvent]:
-        is_whole = reason != "length"
-        yield from self.finish(is_whole=is_whole)
-        self.response["status"] = "completed" if is_whole else "incomplete"
-        if not is_whole:
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        self.response |= {"usage": dict(counts), "completed_at": int(time.time())}
-        more = {} if timings is None else {"timings": timings}
-        yield {**self._whole(f"response.{self.response['status']}"), **more}
+    def finished(self, reason: str, counts: Mapping[str, Any], done: Done) -> Iterator[SseEvent]:
+        self.body["status"] = "incomplete" if reason == "length" else "completed"
+        if reason == "length":
+            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
+        found = {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": _n_reasoning(self.replies.choices[0])},
+            "total_tokens": counts["total_tokens"],
+        }
+        self.body |= {"usage": found, "completed_at": int(time.time())}
+        yield {**self._whole(f"response.{self.body['status']}"), "timings": timings(done)}
+        self._keep(self.body)
 
     def failed(self, error: ApiError) -> Iterator[SseEvent]:
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         told = {"code": error.facts.get("code", code), "message": error.message}
         yield self._event("error", **told, param=error.facts.get("param"))
-        self.response |= {"status": "failed", "error": told}
+        self.body |= {"status": "failed", "error": told}
         yield self._whole("response.failed")
 
     def begun(self, block: Block) -> Iterator[SseEvent]:
@@ -379,23 +310,23 @@ class ResponseEvents(Translator):
         else:
             item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
         self._item, self._logprobs = {**item, "status": "in_progress"}, []
-        self.response["output"].append(self._item)
+        self.body["output"].append(self._item)
         yield self._event("response.output_item.added", output_index=block.index, item=self._item)
         if block.kind != "call":
             yield self._part("response.content_part.added", block, part=self._content(block))
 
-    def added(self, block: Block, text: str, logprobs: Sequence[Any]) -> Iterator[SseEvent]:
+    def added(self, block: Block, text: str, shown: Sequence[Shown]) -> Iterator[SseEvent]:
         if block.kind == "call":
             if self._item["type"] == "function_call":  # others' JSON holds what the client gets
                 yield self._of("response.function_call_arguments.delta", block, delta=text)
         elif block.kind == "text":
+            logprobs = token_logprobs([token.chances for token in shown])
             self._logprobs += logprobs
-            name = "response.output_text.delta"
-            yield self._part(name, block, delta=text, logprobs=list(logprobs))
+            yield self._part("response.output_text.delta", block, delta=text, logprobs=logprobs)
         else:
             yield self._part("response.reasoning_text.delta", block, delta=text)
 
-    def ended(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
+    def closed(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
         item = self._item
         item["status"] = "completed" if is_whole else "incomplete"
         if item["type"] == "function_call":
@@ -438,19 +369,7 @@ class ResponseEvents(Translator):
         return self._of(kind, block, content_index=0, **fields)
 
     def _whole(self, kind: str) -> SseEvent:
-        return self._event(kind, response=self.response)
-
-
-def response_usage(found: Mapping[str, Any], choices: Sequence[Gathered]) -> dict[str, Any]:
-    """The usage of a chat completion, as a response has it."""
-    cached = found["prompt_tokens_details"]["cached_tokens"]
-    return {
-        "input_tokens": found["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": found["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": sum(map(_n_reasoning, choices))},
-        "total_tokens": found["total_tokens"],
-    }
+        return self._event(kind, response=self.body)
 
 
 def _n_reasoning(choice: Gathered) -> int:

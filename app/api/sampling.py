@@ -1,21 +1,21 @@
-"""What all requests for text have in common: sampling, limits, structure and drafts, with the names
-that other servers have for them. Fields that are not named here are ignored, unless they would
-change the text (``REFUSED``)."""
+"""What all requests for text have in common: sampling, limits, structure and drafts. Fields of
+other servers that would change the text are ``REFUSED``; other unknown ones are ignored."""
 
 from __future__ import annotations
 
 import math
-import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictInt, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, StrictInt, model_validator
 
 from app.api.body import Posted
 from app.api.errors import ApiError
-from app.worker.wording import REQUEST
-from speculation.sampling import MOST_BREAKERS
+from app.worker.wording import REQUEST, SAMPLING, failure
+from batching.errors import SpeculationError
+from speculation.sampling import SamplingParams
 
 MOST_CHOICES = 64
 # More of these hold up other requests.
@@ -23,62 +23,43 @@ MOST_STOPS, LONGEST_STOP = 128, 500
 MOST_BIASES = 1024
 MOST_LISTED = 1024  # texts to choose from, parts of a message, tools
 
-# Fields of other servers that would change the text and are not supported, each with the highest
-# value that changes nothing.
-REFUSED: Mapping[str, float] = {
-    # llama-server
-    "dynatemp_range": 0,
-    "top_n_sigma": 0,
-    "adaptive_target": -1,
-    "min_keep": 0,
-    "grammar_lazy": 0,
-    "lora": 0,
-    "image_data": 0,
-    # OpenAI
-    "audio": 0,
-    "web_search_options": 0,
-    # vLLM and SGLang
-    "stop_token_ids": 0,
-    "allowed_token_ids": 0,
-    "bad_words": 0,
-    "no_repeat_ngram_size": 0,
-    "use_beam_search": 0,
-    "chat_template": 0,
-    "documents": 0,
-    "truncate_prompt_tokens": 0,
-    "structured_outputs": 0,
-}
-_INSTEAD = {
-    "structured_outputs": "give json_schema, regex or grammar",
-    **dict.fromkeys(("stop_token_ids", "bad_words"), "give stop or logit_bias"),
-    "allowed_token_ids": "give logit_bias or grammar",
-}
-
-# Names of vLLM and SGLang for fields that are here.
-_SAME = {
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "ebnf": "grammar",
-    "min_new_tokens": "min_tokens",
-}
-
-# llama-server's samplers in the only order there is here, its letters for them, and the settings
-# that turn them off.
-SAMPLERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "penalties": (
-        "e",
-        {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+# Fields that would change the text and are not supported, each with what to do instead.
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        "dynatemp_range top_n_sigma adaptive_target min_keep grammar_lazy lora image_data audio "
+        "web_search_options no_repeat_ngram_size use_beam_search chat_template documents "
+        "truncate_prompt_tokens".split(),
+        "leave it out",
     ),
-    "dry": ("d", {"dry_multiplier": 0.0}),
-    "top_n_sigma": ("s", {}),
-    "top_k": ("k", {"top_k": 0}),
-    "typ_p": ("y", {"typical_p": 1.0}),
-    "top_p": ("p", {"top_p": 1.0}),
-    "min_p": ("m", {"min_p": 0.0}),
-    "xtc": ("x", {"xtc_probability": 0.0}),
-    "temperature": ("t", {"temperature": 1.0}),
-    "infill": ("i", {}),
+    **dict.fromkeys(("stop_token_ids", "bad_words"), "give stop or logit_bias"),
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
+        "give json_schema, regex or grammar",
+    ),
+    "allowed_token_ids": "give logit_bias or grammar",
+    "ebnf": "give grammar",
+    "min_new_tokens": "give min_tokens",
+    "repetition_penalty": "give repeat_penalty, and repeat_last_n -1",
+    "reasoning_budget": "give thinking_budget_tokens",
+    "functions": "give tools",
+    "function_call": "give tool_choice",
+    "best_of": "ask for n texts, and choose among them",
+}
+# Their highest values that change nothing, if not 0.
+_HIGHEST = {"adaptive_target": -1, "reasoning_budget": -1, "repetition_penalty": 1, "best_of": 1}
+
+# llama-server's samplers in the only order there is here, with the settings that turn them off.
+SAMPLERS: Mapping[str, Mapping[str, float]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0},
+    "infill": {},
 }
 
 
@@ -145,80 +126,51 @@ class JsonSchema(Posted):
 
 
 class ResponseFormat(Posted):
-    """The form of a reply. OpenAI has the schema in ``json_schema.schema``; llama-server has it in
-    ``schema``, of the type ``json_object`` or ``json_schema``."""
+    """The form of a reply. Chat completions have the schema in ``json_schema.schema``;
+    llama-server, responses and messages have it in ``schema``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool = False
 
     @property
-    def is_strict(self) -> bool:
-        """Whether no part of the schema may be left out."""
-        return self.json_schema is not None and self.json_schema.strict
-
-    @property
-    def required(self) -> dict[str, Any] | bool | None:
-        """The schema that the reply must have, if any."""
+    def sampling(self) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that hold a reply to this form."""
         if self.type == "text":
-            return None
-        given = self.schema_ if self.json_schema is None else self.json_schema.schema_
-        if given is not None:
-            return given
-        if self.type == "json_schema":
+            return {}
+        form = self.json_schema or self
+        if form.schema_ is None and self.type == "json_schema":
             raise ApiError(
                 "response_format has type json_schema but no schema; give one as "
                 '"json_schema": {"schema": …}',
                 param="response_format",
             )
-        return {"type": "object"}
+        schema = {"type": "object"} if form.schema_ is None else form.schema_
+        return {"json_schema": schema, "strict": form.strict}
 
 
 class StreamOptions(Posted):
     include_usage: bool = False
 
 
-class Sampling(Posted):
-    """What OpenAI's and llama-server's requests have in common. None = the server's default."""
+class Sampling(Posted, extra="allow"):
+    """What OpenAI's and llama-server's requests have in common. Fields of ``SamplingParams``, with
+    llama-server's names, are further fields. None = the server's default."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
     model: str | None = None
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
-    n_cmpl: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n_predict: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_last_n: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = Field(None, max_length=MOST_BREAKERS)
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    samplers: list[str] | str | None = None
-    seed: int | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES, validation_alias=AliasChoices("n_cmpl", "n"))
+    max_tokens: int = Field(
+        -1,
+        ge=-1,
+        validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens"),
+    )
+    samplers: list[str] | None = None
     stop: Stops = Field(default_factory=list)
     logit_bias: TextBiases | ListedBiases | None = None
     ignore_eos: bool = False
-    min_tokens: int = Field(0, ge=0)
-    grammar: str | None = None
-    regex: str | None = None
-    guided_choice: list[str] = Field([], max_length=MOST_LISTED)
-    json_schema: dict[str, Any] | bool | str | None = None
     response_format: ResponseFormat | None = None
     speculation: Speculation = Speculation()
     cache_prompt: bool = True
@@ -230,76 +182,47 @@ class Sampling(Posted):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_our_words(cls, given: Any) -> Any:
+    def _is_supported(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name, highest in REFUSED.items():
+        for name, instead in REFUSED.items():
             value = given.get(name)
-            is_low = isinstance(value, int | float) and value <= highest
+            is_low = isinstance(value, int | float) and value <= _HIGHEST.get(name, 0)
             if not (is_low or value is None or value in ("", [], {})):
-                instead = _INSTEAD.get(name, "leave it out")
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
         if given.get("modalities") not in (None, [], ["text"]):
             raise ApiError('modalities other than "text" are not supported', param="modalities")
-        return {_SAME.get(name, name): value for name, value in given.items()}
-
-    @property
-    def n_choices(self) -> int:
-        """Replies to each prompt."""
-        return self.n_cmpl or self.n
+        return given
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of a reply; None and -1 mean no limit."""
-        given = (self.n_predict, self.max_completion_tokens, self.max_tokens)
-        limit = next((n for n in given if n is not None), -1)
-        if limit < -1:
-            raise ApiError(
-                f"max_tokens is {limit}; give 0 or more, or -1 for no limit", param="max_tokens"
-            )
-        return None if limit == -1 else limit
+        """The most tokens of a reply; None means no limit."""
+        return None if self.max_tokens < 0 else self.max_tokens
 
     def sampling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of ``SamplingParams``, but for ``logit_bias``; a missing seed is drawn.
 
         Raises ApiError.
         """
-        names = {ours: name for name, ours in REQUEST.items()}
-        fields = (
-            "temperature top_p top_k min_p typical_p xtc_probability xtc_threshold "
-            "presence_penalty frequency_penalty repeat_penalty repeat_last_n dry_multiplier "
-            "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat "
-            "mirostat_tau mirostat_eta min_tokens grammar regex json_schema"
-        ).split()
-        given = self.model_dump(include=set(fields)).items()
-        known = {names.get(name, name): value for name, value in given if value is not None}
-        if self.repetition_penalty is not None:  # of the whole text, in other programs
-            known = {
-                "repeat_penalty": self.repetition_penalty,
-                "penalty_last_n": -1,
-                **known,
-            }
-        found = {**defaults, **known}
-        if "dry_breakers" in found:
-            found["dry_breakers"] = tuple(found["dry_breakers"])
-        if not found.get("grammar"):
-            found.pop("grammar", None)
-        if self.guided_choice:
-            found["regex"] = "|".join(map(re.escape, self.guided_choice))
+        given = self.model_extra or {}
+        names = {name: REQUEST.get(name, name) for name in SAMPLING}
+        known = {name: given[theirs] for name, theirs in names.items() if theirs in given}
+        found = {"seed": -1, **defaults, **known}
+        if found.get("grammar") == "":
+            del found["grammar"]
         if self.response_format is not None:
-            schema = self.response_format.required
-            if schema is not None:
-                found["json_schema"] = schema
-        if "grammar" in found and "json_schema" in found:
-            raise ApiError(
-                "grammar and a JSON schema exclude each other; give one", param="grammar"
-            )
-        if found["temperature"] < 0:  # llama-server: greedy
-            found["temperature"] = 0.0
+            found.update(self.response_format.sampling)
         if self.samplers is not None:
-            found.update(_turned_off(self.samplers))
-        seed = self.seed if self.seed is not None else defaults.get("seed", -1)
-        found["seed"] = secrets.randbelow(2**32 - 1) if seed < 0 else seed % (2**32 - 1)
+            found.update(_only(self.samplers))
+        with suppress(TypeError):  # SamplingParams says it better
+            if found["temperature"] < 0:  # llama-server: greedy
+                found["temperature"] = 0.0
+            n_seeds, seed = 2**32 - 1, found["seed"]
+            found["seed"] = secrets.randbelow(n_seeds) if seed < 0 else seed % n_seeds
+        try:
+            SamplingParams(**found)
+        except SpeculationError as error:
+            raise ApiError.of(failure(error)) from None
         return found
 
     def biases(self) -> list[tuple[int | str, float]]:
@@ -318,25 +241,22 @@ def _token(key: int | str) -> int | str:
     return key
 
 
-def _turned_off(samplers: Sequence[str] | str) -> dict[str, float]:
-    """The settings that leave only ``samplers`` on: names, or a text of letters. Raises ApiError.
+def _only(samplers: Sequence[str]) -> dict[str, float]:
+    """The settings that leave only ``samplers`` on, whose order cannot be changed.
 
-    Their order cannot be changed.
+    Raises ApiError.
     """
-    letters = {letter: name for name, (letter, _) in SAMPLERS.items()}
-    given = [letters.get(one, one) for one in samplers]
-    given = ["typ_p" if one == "typical_p" else one for one in given]
-    kept = [name for name in SAMPLERS if name in given]
-    if given != kept:
+    if samplers != [name for name in SAMPLERS if name in samplers]:
         raise ApiError(
             f"samplers is {samplers!r:.200}, but the order here is {', '.join(SAMPLERS)}; give "
             "some of these in this order",
             param="samplers",
         )
-    off: dict[str, float] = {}
-    if "infill" in given:  # it keeps tokens from a probability of 0.2 on, which is nearly this
-        off["min_p"] = 0.2
-    for name, (_, settings) in SAMPLERS.items():
-        if name not in given:
-            off = {**settings, **off}
-    return off
+    off = {
+        setting: value
+        for name, settings in SAMPLERS.items()
+        if name not in samplers
+        for setting, value in settings.items()
+    }
+    # ``infill`` keeps tokens from a probability of 0.2 on, which is nearly this.
+    return off | ({"min_p": 0.2} if "infill" in samplers else {})

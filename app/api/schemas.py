@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, StrictBool, model_validator
 
 from app.api.body import Posted
 from app.api.errors import ApiError
@@ -66,13 +66,12 @@ def _text_of(
 
 
 class Message(Posted):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
     tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -123,8 +122,7 @@ class ToolChoice(Posted):
 
 
 class ChatCompletion(Sampling):
-    """``/v1/chat/completions``. ``functions`` and ``function_call`` are the old names of ``tools``
-    and ``tool_choice``."""
+    """``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     logprobs: bool = False
@@ -132,13 +130,11 @@ class ChatCompletion(Sampling):
     tools: list[dict[str, Any]] = Field([], max_length=MOST_LISTED)
     tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    functions: list[dict[str, Any]] = Field(default_factory=list)
-    function_call: Literal["auto", "none"] | Named | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
-    thinking_budget_tokens: int | None = None
-    reasoning_budget_tokens: int | None = None
-    reasoning_budget: int | None = None
+    thinking_budget_tokens: int = Field(
+        -1, validation_alias=AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens")
+    )
     enable_thinking: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
@@ -156,13 +152,6 @@ class ChatCompletion(Sampling):
             if value is not None and not isinstance(value, bool):
                 field = f"chat_template_kwargs.{name}"
                 raise ApiError(f"{field} is {value!r:.60}; give true or false", param=field)
-        if self.functions and not self.tools:
-            self.tools = [{"type": "function", "function": each} for each in self.functions]
-            self.parallel_tool_calls = False
-            if isinstance(self.function_call, Named):
-                self.tool_choice = ToolChoice(function=self.function_call)
-            elif self.function_call is not None:
-                self.tool_choice = self.function_call
         kinds = [str(tool.get("type", "function")) for tool in self.tools]
         self._left_out = tuple(dict.fromkeys(kind for kind in kinds if kind != "function"))
         self.tools = [
@@ -203,15 +192,8 @@ class ChatCompletion(Sampling):
 
     @property
     def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning, by any of the names that programs have for it."""
-        for limit in (
-            self.thinking_budget_tokens,
-            self.reasoning_budget_tokens,
-            self.reasoning_budget,
-        ):
-            if limit is not None:
-                return limit if limit >= 0 else None
-        return None
+        """The most tokens of reasoning; None means no limit."""
+        return None if self.thinking_budget_tokens < 0 else self.thinking_budget_tokens
 
     @property
     def thinking(self) -> bool | None:
@@ -279,20 +261,8 @@ class Completion(Sampling):
     n_probs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
     suffix: str | None = None
-    best_of: int | None = None
     return_tokens: bool = False
-    response_fields: list[str] = Field([], max_length=MOST_LISTED)
     post_sampling_probs: bool = False
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Completion:
-        if self.best_of not in (None, self.n_choices):
-            raise ApiError(
-                f"best_of is {self.best_of}, but each of the n={self.n_choices} texts is given; "
-                f"leave it out, or ask for n={self.best_of}, and choose among them",
-                param="best_of",
-            )
-        return self
 
 
 class Tokenization(Posted):

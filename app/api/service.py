@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -14,11 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import Request
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
 
-from app.api.errors import ApiError, error_body
-from app.api.json_text import dumps
+from app.api.errors import ApiError
 from app.api.replies import Replies, answer
 from app.api.sampling import LONGEST_STOP, MOST_BIASES, Sampling
 from app.api.schemas import ChatCompletion, Completion, prompts_of
@@ -29,9 +25,7 @@ from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Re
 log = logging.getLogger(__name__)
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
-DONE = "[DONE]"
 MOST_PROMPTS = 512
-PING_SECONDS = 2.0  # clients and proxies give up a stream that stays silent
 # llama-server's, so that its clients get the same texts.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -89,19 +83,9 @@ class Service:
 
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
-        await self.take_model(asked.model, http)
-        if asked.left_out:
-            _tell_left_out(asked.left_out)
-        sampling = await self._sampling(asked)
         request = ChatRequest(
-            uuid4().hex,
-            asked.conversation(),
-            asked.speculation.spelled(self.method),
-            sampling,
-            self._limit(asked.limit),
+            messages=asked.conversation(),
             thinking=asked.thinking,
-            leave_out=False,
-            stop=tuple(asked.stop),
             logprobs=asked.n_probs,
             tools=tuple(asked.tools),
             tool_choice=asked.choice,
@@ -109,59 +93,58 @@ class Service:
             template_kwargs=asked.template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
             prediction=asked.prediction.content if asked.prediction is not None else "",
-            memory=memory_of(http) if asked.speculation.memory else None,
             show_prompt=asked.verbose,
-            strict=asked.response_format is not None and asked.response_format.is_strict,
             thinking_budget=asked.thinking_budget,
-            reuse=asked.cache_prompt,
-            predict_seconds=asked.t_max_predict_ms / 1000,
-            n_indent=asked.n_indent,
+            **await self._common(asked, http),
         )
+        if asked.left_out:
+            _tell_left_out(asked.left_out)
         self._check_size(request)
-        return _repeated(request, asked.n_choices)
+        return _repeated(request, asked.n)
 
     async def completion_requests(
         self, asked: Completion, http: Request
     ) -> tuple[list[ChatRequest], bool]:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
-        await self.take_model(asked.model, http)
-        sampling = await self._sampling(asked)
+        common = await self._common(asked, http)
         prompts, is_list = prompts_of(asked.prompt)
-        n = asked.n_choices
-        n_probs = asked.n_probs or None if asked.logprobs is None else asked.logprobs
-        # A prompt's probabilities need no drafts, whose heads would read its states, too.
-        method = "ar" if asked.echo and n_probs is not None else self.method
-        if n * len(prompts) > MOST_PROMPTS:
+        if not prompts:
+            raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
+        if asked.n * len(prompts) > MOST_PROMPTS:
             raise ApiError(
-                f"the body asks for {n * len(prompts)} texts; ask for at most {MOST_PROMPTS}",
+                f"the body asks for {asked.n * len(prompts)} texts; ask for at most {MOST_PROMPTS}",
                 param="prompt",
             )
-        requests = [
-            ChatRequest(
-                uuid4().hex,
-                (),
-                asked.speculation.spelled(method),
-                sampling,
-                self._limit(asked.limit),
-                leave_out=False,
-                prompt=prompt,
-                stop=tuple(asked.stop),
-                logprobs=n_probs,
-                post_sampling=asked.post_sampling_probs,
-                memory=memory_of(http) if asked.speculation.memory else None,
-                reuse=asked.cache_prompt,
-                predict_seconds=asked.t_max_predict_ms / 1000,
-                n_indent=asked.n_indent,
+        n_probs = asked.n_probs or None if asked.logprobs is None else asked.logprobs
+        if asked.echo and n_probs is not None:
+            # A prompt's probabilities need no drafts, whose heads would read its states, too.
+            common["method"] = asked.speculation.spelled("ar")
+        requests = []
+        for prompt in prompts:
+            request = ChatRequest(
+                prompt=prompt, logprobs=n_probs, post_sampling=asked.post_sampling_probs, **common
             )
-            for prompt in prompts
-        ]
-        if not requests:
-            raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
-        for request in requests:
             self._check_size(request)
-        if asked.echo:
-            requests = [await self._echoed(request) for request in requests]
-        return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
+            request = await self._echoed(request) if asked.echo else request
+            requests += _repeated(request, asked.n)
+        return requests, is_list or asked.n > 1
+
+    async def _common(self, asked: Sampling, http: Request) -> dict[str, Any]:
+        """What the requests of all calls have in common, once the model is there."""
+        await self.take_model(asked.model, http)
+        limits = [limit for limit in (asked.limit, self.max_tokens) if limit is not None]
+        return {
+            "id": uuid4().hex,
+            "method": asked.speculation.spelled(self.method),
+            "sampling": await self._sampling(asked),
+            "max_tokens": min(limits, default=None),
+            "leave_out": False,
+            "stop": tuple(asked.stop),
+            "memory": memory_of(http) if asked.speculation.memory else None,
+            "reuse": asked.cache_prompt,
+            "predict_seconds": asked.t_max_predict_ms / 1000,
+            "n_indent": asked.n_indent,
+        }
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
         at_a_time = 2 * self.facts.parallel
@@ -191,10 +174,6 @@ class Service:
         if len(parts) < len(request.prompt):
             return replace(request, echo=(await answer(self.backend, Render(request))).text)
         return replace(request, echo="".join(parts))
-
-    def _limit(self, asked: int | None) -> int | None:
-        limits = [limit for limit in (asked, self.max_tokens) if limit is not None]
-        return min(limits) if limits else None
 
     async def _sampling(self, asked: Sampling) -> dict[str, Any]:
         self.model()
@@ -261,58 +240,3 @@ def memory_of(http: Request) -> str:
     """
     key: str | None = http.scope.get("api_key")
     return "" if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-class Stream(StreamingResponse):
-    """A stream of server-sent events. An error ends it as an event; a client that goes away ends
-    the work. While it is silent, comments tell that it lives."""
-
-    ping = ": ping\n\n"
-
-    def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(chunks, headers=headers, media_type="text/event-stream")
-        self._replies, self._chunks = replies, chunks
-        self._n_sent = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._replies.close()
-
-    def written(self, chunk: Any) -> str:
-        """An event as it is sent."""
-        data = chunk if isinstance(chunk, str) else dumps(chunk)
-        return f"data: {data}\n\n"
-
-    async def stream_response(self, send: Send) -> None:
-        async def send_event(chunk: Any) -> None:
-            self._n_sent += 1
-            await send(_part(self.written(chunk)))
-
-        headers = self.raw_headers
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        pinging = asyncio.ensure_future(self._ping(send))
-        try:
-            async for chunk in self._chunks:
-                await send_event(chunk)
-        except ApiError as error:
-            await send_event(error.body)
-        except Exception as error:
-            await send_event(error_body(str(error), 500))
-            raise
-        finally:
-            pinging.cancel()
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _ping(self, send: Send) -> None:
-        while True:
-            n_sent = self._n_sent
-            await asyncio.sleep(PING_SECONDS)
-            if self._n_sent == n_sent:
-                await send(_part(self.ping))
-
-
-def _part(text: str) -> Message:
-    return {"type": "http.response.body", "body": text.encode(), "more_body": True}

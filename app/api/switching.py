@@ -18,10 +18,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import ApiError
-from app.api.replies import while_connected
+from app.api.replies import last_event, while_connected
 from app.worker.backend import Backend
-from app.worker.events import Events
-from app.worker.messages import LAST, Event, Failed, ModelSpec, Unload
+from app.worker.messages import Failed, ModelSpec, Unload
 from app.worker.wording import failure
 from speculation.registry import PAIRED, ModelEntry, is_local
 from speculation.registry.local import known_models
@@ -203,7 +202,7 @@ class Models:
         """Load the model of the call that is next."""
         try:
             try:
-                last = await _end_of(self._backend.load(self._spec(first.model)))
+                last = await last_event(self._backend.load(self._spec(first.model)))
             except Exception as error:  # such as a system without another process
                 last = failure(error)
             if not isinstance(last, Failed):
@@ -237,26 +236,11 @@ class Models:
     async def _unload(self) -> None:
         try:
             self._last = self._current() or self._last
-            last = await _end_of(self._backend.ask(Unload()))
+            last = await last_event(self._backend.ask(Unload()))
             self.is_asleep = not isinstance(last, Failed)
         finally:
             self._task = None
             self._advance()
-
-
-async def _end_of(events: Events) -> Event:
-    """The last event of a request to the engine."""
-    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-
-    def take(event: Event) -> None:
-        if isinstance(event, LAST) and not found.done():
-            found.set_result(event)
-
-    try:
-        events.hand_over(take)
-        return await found
-    finally:
-        events.close()
 
 
 class HoldModels:

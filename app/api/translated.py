@@ -1,12 +1,12 @@
 """What OpenAI's responses and Anthropic's messages share: both are chat completions in other words.
 
-Their requests become a ``ChatCompletion``, and their events are made of its chunks. So tools,
+Their requests become a ``ChatCompletion``, and their events are made of the same deltas. So tools,
 schemas, reasoning, stop reasons and counts are those of a chat completion.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +15,18 @@ from uuid import uuid4
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from app.api.chat import call_id
 from app.api.errors import ApiError
+from app.api.facts import usage
 from app.api.json_text import dumps
+from app.api.replies import Shown
+from app.api.reply import Conversation
 from app.api.schemas import ChatCompletion
-from app.api.service import Stream
+from app.api.service import Service
+from app.worker.messages import ChatRequest, Done
+from speculation.chat.reply_parser import CallArguments, CallStart, Content, Delta, Reasoning
 
 SseEvent = dict[str, Any]  # its ``type`` is also the name of the server-sent event
-
-
-class EventStream(Stream):
-    """A stream whose events have names. An event tells that it lives: to Codex, comments do not."""
-
-    ping = 'event: ping\ndata: {"type":"ping"}\n\n'
-
-    def written(self, chunk: Any) -> str:
-        if "type" not in chunk:  # an error that nobody expected
-            return super().written(chunk)
-        return f"event: {chunk['type']}\ndata: {dumps(chunk)}\n\n"
 
 
 def new_id(kind: str) -> str:
@@ -44,9 +39,8 @@ def chat_completion(fields: Mapping[str, Any]) -> ChatCompletion:
     Raises RequestValidationError, which names the chat completion's field.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    for name in ("n", "n_cmpl", "functions", "function_call"):  # which these APIs do not have
+    for name in ("n", "n_cmpl"):  # which these APIs do not have
         given.pop(name, None)
-    given["stream_options"] = {"include_usage": True}
     try:
         return ChatCompletion.model_validate(given)
     except ValidationError as error:
@@ -83,39 +77,68 @@ class Block:
     text: str = ""
 
 
-class Translator(ABC):
-    """Turns the deltas of a chat completion into another API's events, block by block."""
+class Blocks(Conversation):
+    """Writes a chat's reply block by block.
 
-    def __init__(self) -> None:
+    body  the reply so far
+    """
+
+    has_names = True
+
+    def __init__(
+        self,
+        service: Service,
+        asked: ChatCompletion,
+        requests: Sequence[ChatRequest],
+        body: dict[str, Any],
+    ) -> None:
+        super().__init__(service, asked, requests)
+        self.body = body
         self._block: Block | None = None
         self._n_blocks = 0
+        self._reason = ""
 
-    def take(self, choice: Mapping[str, Any]) -> Iterator[SseEvent]:
-        """The events of a chunk's choice."""
-        delta, logprobs = choice.get("delta") or {}, choice.get("logprobs") or {}
-        if delta.get("reasoning_content"):
-            yield from self._more("reasoning", delta["reasoning_content"])
-        if delta.get("content") or (logprobs and delta.get("content") == ""):
-            yield from self._more("text", delta["content"], logprobs.get("content") or ())
-        for call in delta.get("tool_calls") or ():
-            function = call["function"]
-            if call.get("id"):
-                yield from self._begin(Block("call", self._n_blocks, call["id"], function["name"]))
-            yield from self._more("call", function.get("arguments") or "")
+    def delta(self, number: int, delta: Delta, shown: Sequence[Shown]) -> Iterator[SseEvent]:
+        if isinstance(delta, CallStart):
+            yield from self._begin(Block("call", self._n_blocks, call_id(), delta.name))
+        elif isinstance(delta, CallArguments):
+            yield from self._more("call", delta.text)
+        elif isinstance(delta, Reasoning):
+            yield from self._more("reasoning", delta.text)
+        elif delta.text or shown:
+            yield from self._more("text", delta.text, shown)
 
-    def finish(self, *, is_whole: bool) -> Iterator[SseEvent]:
-        """The events after the last delta. ``is_whole``: the reply was not cut short."""
+    def ended(self, number: int, reason: str) -> Iterator[SseEvent]:
+        self._reason = reason
+        return iter(())
+
+    def end(self) -> Iterator[SseEvent]:
         if not self._n_blocks:  # clients expect one block at least
             yield from self._begin(Block("text", 0))
-        yield from self._end_block(is_whole=is_whole)
+        yield from self._end_block(is_whole=self._reason != "length")
+        choice = self.replies.choices[0]
+        assert choice.done is not None
+        yield from self.finished(self._reason, usage([choice]), choice.done)
 
-    def _more(self, kind: str, text: str, logprobs: Sequence[Any] = ()) -> Iterator[SseEvent]:
+    def whole(self) -> dict[str, Any]:
+        deltas, self._reason = self.parsed(0)
+        shown: Sequence[Shown] = self.replies.choices[0].shown
+        for delta in deltas:
+            is_text = isinstance(delta, Content)
+            for _ in self.delta(0, delta, shown if is_text else ()):
+                pass
+            shown = () if is_text else shown
+        for _ in self.end():
+            pass
+        return self.body
+
+    def _more(self, kind: str, text: str, shown: Sequence[Shown] = ()) -> Iterator[SseEvent]:
         if self._block is None or self._block.kind != kind:
             yield from self._begin(Block(kind, self._n_blocks))
         assert self._block is not None
-        if text or logprobs:
+        if text or shown:
             self._block.text += text
-            yield from self.added(self._block, text, logprobs)
+            yield from self.added(self._block, text, shown)
 
     def _begin(self, block: Block) -> Iterator[SseEvent]:
         yield from self._end_block(is_whole=True)
@@ -126,21 +149,20 @@ class Translator(ABC):
     def _end_block(self, *, is_whole: bool) -> Iterator[SseEvent]:
         if self._block is not None:
             block, self._block = self._block, None
-            yield from self.ended(block, is_whole=is_whole)
+            yield from self.closed(block, is_whole=is_whole)
 
     @abstractmethod
     def begun(self, block: Block) -> Iterator[SseEvent]:
         """The events for a block that begins."""
 
     @abstractmethod
-    def added(self, block: Block, text: str, logprobs: Sequence[Any]) -> Iterator[SseEvent]:
+    def added(self, block: Block, text: str, shown: Sequence[Shown]) -> Iterator[SseEvent]:
         """The events for more of a block."""
 
     @abstractmethod
-    def ended(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
+    def closed(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
         """The events for a block that has ended."""
 
-
-def as_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice of a whole chat completion as one chunk of a stream."""
-    return {**choice, "delta": choice["message"]}
+    @abstractmethod
+    def finished(self, reason: str, counts: Mapping[str, Any], done: Done) -> Iterator[SseEvent]:
+        """The last events. ``reason`` and ``counts`` are a chat completion's."""

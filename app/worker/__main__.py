@@ -14,7 +14,7 @@ import time
 
 from app.worker.messages import BEAT_SECONDS, Beat, Cancel, Close
 from app.worker.serving import Serving
-from app.worker.wire import Outbox, head, read
+from app.worker.wire import Outbox, message_of, read
 from app.worker.wording import failure
 from batching.watched import overdue
 from speculation.methods import load_method_file
@@ -32,7 +32,11 @@ def main() -> None:
     # What prints to stdout, llama.cpp included, must not come between the messages.
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    outbox = Outbox(pipe, on_broken=lambda: os._exit(0))  # the parent has gone
+    outbox = Outbox(
+        pipe,
+        on_broken=lambda: os._exit(0),  # the parent has gone
+        on_refused=lambda number, error: outbox.put(number, failure(error)),
+    )
     trace, memory, method_file = sys.argv[1:4]
     load_method_file(method_file)
     has_changed = threading.Event()
@@ -44,12 +48,10 @@ def main() -> None:
     )
     threading.Thread(target=_beat, args=(outbox,), daemon=True).start()
     threading.Thread(target=_report, args=(outbox, serving, has_changed), daemon=True).start()
-    for line in sys.stdin.buffer:
-        if not line.endswith(b"\n"):
-            break
-        kind, number, text = head(line)
+    while found := read(sys.stdin.buffer):
+        number, kind, body = found
         try:
-            message = read(kind, text)
+            message = message_of(kind, body)
         except RecursionError as error:
             outbox.put(number, failure(error))
             continue
@@ -60,7 +62,7 @@ def main() -> None:
             outbox.close(1.0)
             os._exit(0 if has_ended else 1)
         else:
-            serving.take_in(number, message, text)
+            serving.take_in(number, message, body)
     os._exit(0)  # the parent has gone
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any, Protocol, cast
 
 from app.worker.events import Events
 from app.worker.messages import ChatRequest, ModelSpec, Question, Report, Status
 from speculation.methods import METHODS, parameter_docs
-from speculation.registry import ModelEntry, RegistryError, read_registry
 
-log = logging.getLogger(__name__)
 Value = bool | int | float | str
 
 
@@ -41,14 +38,6 @@ class Backend(Protocol):
         return tuple(
             MethodInfo(kind.name, kind.title, _parameters(kind.params)) for kind in METHODS.values()
         )
-
-    def models(self) -> tuple[ModelEntry, ...]:
-        """The models of models.txt."""
-        try:
-            return tuple(entry for entry in read_registry().values() if not entry.is_heads)
-        except RegistryError as error:
-            log.warning("%s", error)
-            return ()
 
     def status(self) -> Status: ...
 

@@ -9,25 +9,24 @@ from app.worker.messages import LAST, Event, Failed
 from speculation.system.channel import Channel
 
 
-class Events:
+class Events(Channel[Event]):
     """The events of a request, for one consumer: ``for`` or ``hand_over``.
 
     The last one is one of ``LAST``. Leaving a loop early stops the request, as ``close`` does.
     """
 
     def __init__(self, on_close: Callable[[], object]) -> None:
+        super().__init__()
         self.close = on_close
-        self._channel: Channel[Event] = Channel()
-        self.put = self._channel.put
-        self._taken: Iterator[Event] | None = None
+        self._iterator: Iterator[Event] | None = None
 
     def hand_over(self, take: Callable[[Any], object]) -> None:
         """Call ``take`` with each event in the running event loop."""
-        self._channel.hand_over(take)
+        super().hand_over(take)
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            for event in self._channel:
+            for event in super().__iter__():
                 yield event
                 if isinstance(event, LAST):
                     return
@@ -35,9 +34,8 @@ class Events:
             self.close()
 
     def __next__(self) -> Event:
-        if self._taken is None:
-            self._taken = iter(self)
-        return next(self._taken)
+        self._iterator = self._iterator or iter(self)
+        return next(self._iterator)
 
 
 def failed(message: str, kind: str) -> Events:

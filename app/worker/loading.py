@@ -186,7 +186,7 @@ class ModelSlot:
     def _checked(self, job: Job, spec: ModelSpec) -> ContextParams:
         """The parameters of a model whose files are here. All that can fail without touching the
         old model fails in this method."""
-        params = _context_params(spec)
+        params = spec.context
         self._tell(job, Loading(spec.model, "load", 0, 100))
         path = self._fetch(job, spec.model)
         check_file(path)
@@ -344,15 +344,6 @@ def threads_beside_browser(n_bytes: int, n_cores: int) -> int:
     tokens/s in a story, 610 and 740 in a copied text, 360 and 350 in one copied again.
     """
     return n_cores if n_bytes > TINY_BYTES else max(1, n_cores - 1)
-
-
-def _context_params(spec: ModelSpec) -> ContextParams:
-    return ContextParams(
-        n_ctx=spec.n_ctx,
-        n_threads=spec.n_threads,
-        kv_type=spec.kv_type,
-        flash_attn=spec.flash_attn,
-    )
 
 
 def _template(path: str | None) -> str | None:

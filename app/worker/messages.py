@@ -10,30 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from speculation.chat.tool_format import GENERIC, ToolFormat
-from speculation.registry import default_model
+from speculation.registry.model_spec import ModelSpec as ModelSpec
 from speculation.settings import DEFAULT_METHOD
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Which model to load, and how. Models are names from models.txt, paths or ``hf:…``."""
-
-    model: str = field(default_factory=default_model)
-    n_ctx: int = 0
-    n_gpu_layers: int | None = None
-    device: str | None = None
-    draft_device: str | None = None
-    rpc: str = ""
-    n_threads: int | None = None
-    kv_type: str = "f16"
-    flash_attn: str = "auto"
-    draft_model: str | None = None
-    heads: tuple[str, ...] = ()
-    mtp: bool = True
-    parallel: int | None = None
-    chat_template: str | None = None
-    keep_texts: int = 0  # MB
-    embedding_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +111,6 @@ class ChatRequest:
     left_out    what the previous request left out
     logprobs    how many of the likeliest tokens to give with each token; None: no probabilities
     post_sampling  give the probabilities that tokens are drawn with, instead of the model's
-    strict      whether no part of the reply's JSON schema may be left out
     tools       functions that the model may call, as in OpenAI's API; those with ``in_message`` are
                 defined in a message
     tool_choice  ``auto``, ``none``, ``required``, a function or ``allowed_tools``, as in OpenAI's
@@ -176,7 +153,6 @@ class ChatRequest:
     memory: str | None = ""
     on_disk: bool = True
     show_prompt: bool = False
-    strict: bool = False
     thinking_budget: int | None = None
     reuse: bool = True
     echo: str | None = None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import nan
-from typing import Any
 
 from app.worker.messages import (
     Answer,
@@ -51,7 +50,7 @@ def prepared(
     waiting: Callable[[int], None],
 ) -> EngineRequest:
     """The request to the engine. Emits LeftOut and Opening. Raises what is wrong with it."""
-    sampling = SamplingParams(**_sampling(request), strict=request.strict)
+    sampling = SamplingParams(**request.sampling)
     if request.messages:
         prompt = _chat_prompt(engine, request, sampling, emit)
         sampling = _reply_grammar(engine.model, request, sampling, prompt)
@@ -167,16 +166,6 @@ def _text(model: Model, tokens: Sequence[int]) -> str:
     return model.detokenize(tokens).decode("utf-8", "replace")
 
 
-def _sampling(request: ChatRequest) -> dict[str, Any]:
-    """Fields of SamplingParams. In JSON, keys are texts and tuples are lists."""
-    sampling = dict(request.sampling)
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = {int(k): bias for k, bias in sampling["logit_bias"].items()}
-    if "dry_breakers" in sampling:
-        sampling["dry_breakers"] = tuple(sampling["dry_breakers"])
-    return sampling
-
-
 def _chat_prompt(
     engine: Engine,
     request: ChatRequest,
@@ -248,7 +237,7 @@ def _reply_grammar(
         request.tool_choice,
         parallel=request.parallel_tool_calls,
         answer=sampling.json_schema,
-        strict=request.strict,
+        strict=sampling.strict,
         thinking=thinking,
         begun=bool(opening),
         budget=budget,

@@ -39,7 +39,8 @@ from app.worker.messages import (
     Report,
     Status,
 )
-from app.worker.wire import Outbox, head, read
+from app.worker.wire import Outbox, message_of, read
+from app.worker.wording import failure
 from batching.replacing import replacing
 from speculation.system.cache_folder import cache_folder
 from speculation.system.console import say
@@ -67,11 +68,11 @@ class Process:
     def __init__(
         self,
         arguments: list[str],
-        on_status: Callable[[Status], None],
-        on_death: Callable[[str], str],
+        on_status: Callable[[Process, Status], None],
+        on_death: Callable[[Process, str], str],
     ) -> None:
-        """``on_death`` is told why the process ended, unless ``close`` ended it, and returns what
-        those hear who waited."""
+        """``on_death`` is told why the process ended, unless ``close`` ended it, sets ``is_dead``,
+        and returns what those hear who waited."""
         self._report = Report()  # as the process published it last
         self._on_status = on_status
         self._on_death = on_death
@@ -129,9 +130,9 @@ class Process:
         with self._lock:
             found = self._requests.pop(number, None)
         if found is not None:
-            why = "it is nested too deep" if isinstance(error, RecursionError) else error
-            message = f"the request cannot be sent to the engine: {why}"
-            found[1].put(Failed(message, message, "invalid"))
+            message = f"the request cannot be sent to the engine: {error}"
+            is_odd = isinstance(error, TypeError)
+            found[1].put(Failed(message, message, "invalid") if is_odd else failure(error))
 
     def stop(self, request_id: str) -> None:
         with self._lock:
@@ -162,12 +163,10 @@ class Process:
         self._process.wait()
 
     def _read(self, pipe: IO[bytes]) -> None:
-        for line in pipe:
-            if not line.endswith(b"\n"):  # it died meanwhile
-                break
+        while found_message := read(pipe):
             self._n_heard += 1
-            kind, number, text = head(line)
-            message = read(kind, text)
+            number, kind, body = found_message
+            message = message_of(kind, body)
             if number:
                 with self._lock:
                     found = self._requests.get(number)
@@ -178,7 +177,7 @@ class Process:
             elif isinstance(message, Report):
                 self._report = message
             elif isinstance(message, Status):
-                self._on_status(message)
+                self._on_status(self, message)
             elif isinstance(message, Beat) and message.overdue:
                 self.kill(f"it took too long over {message.overdue}")
         self._died()
@@ -194,11 +193,11 @@ class Process:
         file = None if self._is_closing or not words else _keep(message, words)
         if file is not None:
             message = f"{message} Its last lines are in {file}."
+        if not self._is_closing:
+            message = self._on_death(self, message)
+            log.error("%s", message)
         with self._lock:
             self.is_dead = True
-            if not self._is_closing:
-                message = self._on_death(message)
-                log.error("%s", message)
             left = list(self._requests.values())
             self._requests.clear()
             self._report = Report()
@@ -266,7 +265,8 @@ class RemoteBackend(Backend):
         self._timer: threading.Timer | None = None
         self._again: Events | None = None  # of the load that nobody asked for
         self._is_closed = False
-        self._process = self._started()
+        with self._lock:
+            self._process = self._started()
 
     def status(self) -> Status:
         return self._status
@@ -304,7 +304,8 @@ class RemoteBackend(Backend):
             self._is_closed = True
             if self._timer is not None:
                 self._timer.cancel()
-            return True if self._process.is_dead else self._process.close()
+        # Without the lock, for which the process's own threads may wait.
+        return True if self._process.is_dead else self._process.close()
 
     def _ask(self, message: ChatRequest | Question, request_id: str = "") -> Events:
         with self._lock:
@@ -345,7 +346,12 @@ class RemoteBackend(Backend):
         self._timer.start()
         return pause
 
-    def _take_status(self, status: Status) -> None:
+    def _take_status(self, process: Process, status: Status) -> None:
+        with self._lock:
+            if process is self._process:
+                self._take(status)
+
+    def _take(self, status: Status) -> None:
         if status.model is not None:
             self._n_deaths, self._worked = 0, status.model
             if status.loading is None:
@@ -361,7 +367,14 @@ class RemoteBackend(Backend):
         model = self._worked if is_down else None
         self._status = replace(status, model=model, is_down=is_down and model is not None)
 
-    def _take_death(self, message: str) -> str:
+    def _take_death(self, process: Process, message: str) -> str:
+        with self._lock:
+            process.is_dead = True
+            is_last = process is self._process and not self._is_closed
+            return self._start_again(message) if is_last else message
+
+    def _start_again(self, message: str) -> str:
+        """Plan the next start after a death; returns what those hear who waited."""
         worked, wanted = self._worked, self._wanted
         if worked is not None and wanted is not None:
             # It was the new model, or a request while it was on its way. The old one is no suspect.

@@ -8,7 +8,6 @@ so that it comes to its turn.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
@@ -37,6 +36,7 @@ from app.worker.messages import (
     Tokens,
 )
 from app.worker.preparation import answer_to, chances, embedded, prepared, shown_prompt
+from app.worker.wire import naming
 from app.worker.wording import QueueFull
 from batching.errors import ModelError
 from batching.llama.model import Model
@@ -54,7 +54,8 @@ THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2, "grammar": 1}
 # grammars, schemas with many properties or with parts that refer to each other or hold together,
 # and marks of DRY.
 LARGE, MANY = 2**18, 2**16
-HARD = re.compile(r'"(?:dry_breakers|grammar|regex|pattern|patternProperties|allOf|\$ref)\\*":')
+HARD = naming("dry_breakers", "grammar", "regex", "pattern", "patternProperties", "allOf", "$ref")
+PROPERTIES = naming("properties")
 HOLD_SECONDS = 30.0
 _MOST_ROWS = 8  # whose cost ``Done`` tells
 
@@ -98,13 +99,13 @@ class Serving:
             return replace(self._totals, running=running, n_waiting=len(replies) - len(running))
 
     def take_in(
-        self, number: int, message: ModelSpec | ChatRequest | Question, text: str = ""
+        self, number: int, message: ModelSpec | ChatRequest | Question, body: bytes = b""
     ) -> None:
         """Do what the message with this number asks for. ``wire`` lists the events.
 
-        ``text`` is its written form.
+        ``body`` is its written form.
         """
-        job = Job(number, message, partial(self._send, number), _lane(text))
+        job = Job(number, message, partial(self._send, number), _lane(body))
         with self._changed:
             if self._is_closed:
                 job.fail(QueueFull("the engine is closed"))
@@ -306,11 +307,11 @@ class Serving:
         text.forward(take)
 
 
-def _lane(text: str) -> str:
+def _lane(body: bytes) -> str:
     """Which threads prepare a request with this written form."""
-    if len(text) > LARGE:
+    if len(body) > LARGE:
         return "large"
-    is_hard = HARD.search(text) or (len(text) > MANY and '"properties' in text)
+    is_hard = HARD.search(body) or (len(body) > MANY and PROPERTIES.search(body))
     return "grammar" if is_hard else "prepare"
 
 

@@ -1,11 +1,8 @@
 """The written form of the messages between the server and the engine's process.
 
-A message is a line: its kind, the number of its request (0 = it belongs to none), and the fields of
-its dataclass as a JSON object. JSON's escapes keep a line ASCII. A tuple is an array, bytes are
-base64, infinities and NaN are ``Infinity``, ``-Infinity`` and ``NaN``, as Python writes them.
-
-    chat_request 12 {"id":"tab","messages":[{"role":"user","content":"Hi"}],"method":"auto",…}
-    tokens 12 {"pieces":[["Hel",false],["lo",true]],"ids":[312,88],"chances":[]}
+A message is a head and a body. The head has the length of the body, the number of the message's
+kind in ``KINDS``, and that of its request (0 = it belongs to none). The body has the fields of the
+kind's dataclass in MessagePack.
 
 To the engine's process:
 
@@ -32,7 +29,7 @@ From it:
     opening       how to read the reply
     prompt_tokens  more of the prompt's tokens, with their probabilities
     prefill       the prompt's progress
-    steps         how the next tokens came about, if that is asked for
+    steps         records of steps, if they are asked for
     tokens        more of the reply
     loaded        the end of a load …
     done          … of a reply …
@@ -45,16 +42,14 @@ From it:
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from functools import cache, partial
 from queue import SimpleQueue
-from types import UnionType
-from typing import IO, Any, Union, get_args, get_origin, get_type_hints
+from struct import Struct
+from typing import IO, Any
+
+import msgspec
 
 from app.worker import messages as m
 
@@ -62,34 +57,43 @@ _QUESTIONS = (m.Tokenize, m.Detokenize, m.Render, m.Embed, m.Unload)
 _TO_ENGINE = (m.ModelSpec, m.ChatRequest, *_QUESTIONS, m.Cancel, m.Close)
 _BEGIN = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.PromptTokens, m.Prefill)
 _EVENTS = (*_BEGIN, m.Steps, m.Tokens, *m.LAST)
-_PUBLISHED = (m.Status, m.Report, m.Beat)
-_KINDS: dict[Any, str] = {
-    each: re.sub("(?<=.)([A-Z])", r"_\1", each.__name__).lower()
-    for each in (*_TO_ENGINE, *_EVENTS, *_PUBLISHED)
-}
-DATACLASSES = {kind: dataclass for dataclass, kind in _KINDS.items()}
+KINDS: tuple[type[Any], ...] = (*_TO_ENGINE, *_EVENTS, m.Status, m.Report, m.Beat)
+_DECODERS = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
+_HEAD = Struct(">IBI")
 
 
 def written(number: int, message: Any) -> bytes:
-    """The line of a message.
+    """A message's head and body.
 
-    Raises TypeError for a field that has no written form, RecursionError if one is nested too deep.
+    Raises TypeError for a field that has no written form, RecursionError if one is nested too
+    deep, UnicodeEncodeError if one has half a character.
     """
-    kind = _KINDS.get(type(message))
-    if kind is None:
+    if type(message) not in KINDS:
         raise TypeError(f"{type(message).__name__} is no message")
-    return f"{kind} {number} {_encode(message)}\n".encode("ascii")
+    body = msgspec.msgpack.encode(message)
+    return _HEAD.pack(len(body), KINDS.index(type(message)), number) + body
 
 
-def head(line: bytes) -> tuple[str, int, str]:
-    """A line's kind, number, and fields."""
-    kind, number, text = line.decode("ascii").split(" ", 2)
-    return kind, int(number), text
+def read(pipe: IO[bytes]) -> tuple[int, type[Any], bytes] | None:
+    """The next message's number, kind and body; None if the pipe ends before it does."""
+    head = pipe.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    n_bytes, kind, number = _HEAD.unpack(head)
+    body = pipe.read(n_bytes)
+    return (number, KINDS[kind], body) if len(body) == n_bytes else None
 
 
-def read(kind: str, text: str) -> Any:
-    """The message of this kind with these fields. Raises RecursionError."""
-    return _made(DATACLASSES[kind], _decode(text))
+def message_of(kind: type[Any], body: bytes) -> Any:
+    """The message of this kind. Raises RecursionError."""
+    return _DECODERS[KINDS.index(kind)].decode(body)
+
+
+def naming(*fields: str) -> re.Pattern[bytes]:
+    """Finds these fields in a body, also in a schema that is a text."""
+    names = [re.escape(msgspec.msgpack.encode(name)) for name in fields]
+    in_text = rf'"(?:{"|".join(map(re.escape, fields))})\\*":'
+    return re.compile(b"|".join([*names, in_text.encode()]))
 
 
 class Outbox:
@@ -124,79 +128,13 @@ class Outbox:
     def _write(self) -> None:
         for number, message in iter(self._messages.get, None):
             try:
-                line = written(number, message)
-            except (TypeError, RecursionError) as error:
+                frame = written(number, message)
+            except (TypeError, RecursionError, UnicodeEncodeError) as error:
                 self._on_refused(number, error)
                 continue
             try:
-                self._pipe.write(line)
+                self._pipe.write(frame)
                 self._pipe.flush()
             except (OSError, ValueError):  # closed at either end
                 self._on_broken()
                 return
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if is_dataclass(value):
-        return vars(value)
-    raise TypeError(f"{type(value).__name__} has no written form")
-
-
-# Without the check, what contains itself is nested too deep.
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_plain).encode
-_decode = json.JSONDecoder().decode  # quicker than ``loads``
-
-
-def _made(dataclass: Any, found: dict[str, Any]) -> Any:
-    for name, make in _makers(dataclass):
-        if name in found:
-            found[name] = make(found[name])
-    return dataclass(**found)
-
-
-@cache
-def _makers(dataclass: Any) -> list[tuple[str, Callable[[Any], Any]]]:
-    """The fields that are not what JSON gives, with what makes them of it."""
-    hints = get_type_hints(dataclass)
-    found = [(item.name, _maker(hints[item.name])) for item in fields(dataclass)]
-    return [(name, make) for name, make in found if make is not None]
-
-
-def _maker(hint: Any) -> Callable[[Any], Any] | None:
-    """What makes a value of a type of what JSON gives; None if that is the value."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is bytes:
-        return base64.b64decode
-    if origin is None and isinstance(hint, type) and issubclass(hint, tuple):  # with names
-        by_field = [_maker(field) or _same for field in get_type_hints(hint).values()]
-        return lambda values: hint(*_items(by_field, values))
-    if is_dataclass(hint):
-        return partial(_made, hint)
-    if origin in (Union, UnionType):  # of a dataclass and None, or of what JSON has
-        made = [make for make in map(_maker, arguments) if make is not None]
-        return partial(_optional, made[0]) if made else None
-    if origin is not tuple:
-        return None
-    makers = list(map(_maker, arguments))
-    if not any(makers):
-        return tuple
-    all_made = [make or _same for make in makers]
-    return partial(_each if arguments[-1] is ... else _items, all_made)
-
-
-def _optional(make: Callable[[Any], Any], value: Any) -> Any:
-    return None if value is None else make(value)
-
-
-def _each(makers: list[Callable[[Any], Any]], values: list[Any]) -> tuple[Any, ...]:
-    return tuple(map(makers[0], values))
-
-
-def _items(makers: list[Callable[[Any], Any]], values: list[Any]) -> tuple[Any, ...]:
-    return tuple(make(value) for make, value in zip(makers, values, strict=True))
-
-
-def _same(value: Any) -> Any:
-    return value

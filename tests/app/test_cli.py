@@ -84,7 +84,7 @@ def test_the_version_is_that_of_both_packages(capsys: pytest.CaptureFixture[str]
 
 
 def test_ctrl_c_and_a_reader_that_goes_leave_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(flags: list[str]) -> int:
+    def interrupted(flags: list[str], prog: str) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("app.models.main", interrupted)

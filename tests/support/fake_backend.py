@@ -17,7 +17,6 @@ from app.worker.messages import (
     Report,
     Status,
 )
-from speculation.registry import ModelEntry
 
 MODEL = LoadedModel(ModelSpec("m.gguf"), "llama 7M", 2048, True, 1)
 DONE = Done(
@@ -57,9 +56,6 @@ class FakeBackend(Backend):
             MethodInfo("auto", "Auto", ()),
             MethodInfo("guess", "Guess", (Parameter("width", 4, ""), Parameter("deep", True, ""))),
         )
-
-    def models(self) -> tuple[ModelEntry, ...]:
-        return ()
 
     def status(self) -> Status:
         return Status(MODEL)

@@ -45,13 +45,13 @@ class LocalBackend(Backend):
     def ask(self, question: Question) -> Events:
         return self.started(question)
 
-    def started(self, message: Any, request_id: str = "", text: str = "") -> Events:
-        """The events of a request; ``text`` stands for its written form."""
+    def started(self, message: Any, request_id: str = "", body: bytes = b"") -> Events:
+        """The events of a request; ``body`` stands for its written form."""
         with self._lock:
             number = len(self._requests) + 1
             events = Events(lambda: self.serving.cancel(number))
             self._requests.append((request_id, events))
-        self.serving.take_in(number, message, text)
+        self.serving.take_in(number, message, body)
         return events
 
     def stop(self, request_id: str) -> None:

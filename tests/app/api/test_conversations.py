@@ -120,28 +120,9 @@ def test_what_is_no_text_is_refused_in_the_turn_that_is_to_be_answered(http: Tes
             {"thinking": True},
         ),
         ({"thinking_budget_tokens": 99}, {"thinking_budget": 99, "thinking": None}),
-        ({"reasoning_budget": 0}, {"thinking_budget": 0, "thinking": False}),
+        ({"thinking_budget_tokens": 0}, {"thinking_budget": 0, "thinking": False}),
         ({"reasoning_budget_tokens": -1}, {"thinking_budget": None, "thinking": None}),
         ({"tools": [TOOL]}, {"tools": (TOOL,), "tool_choice": "auto"}),
-        (
-            {"functions": [TOOL["function"]], "function_call": {"name": "now"}},
-            {
-                "tools": (TOOL,),
-                "tool_choice": {"type": "function", "function": {"name": "now"}},
-                "parallel_tool_calls": False,
-            },
-        ),
-        ({"functions": [TOOL["function"]], "function_call": "none"}, {"tool_choice": "none"}),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {}, "strict": True},
-                }
-            },
-            {"strict": True},
-        ),
-        ({"response_format": {"type": "json_object"}}, {"strict": False}),
     ],
 )
 def test_tools_and_reasoning_are_asked_for_in_the_words_of_several_programs(

@@ -136,7 +136,7 @@ def test_a_call_of_a_tool_has_arguments_that_fit_its_schema(client: OpenAI, choi
     silent = client.chat.completions.create(**asked, tool_choice="none", max_tokens=4)
     assert silent.usage is not None and silent.usage.prompt_tokens_details is not None
     assert silent.usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
-    held: dict[str, Any] = {**asked, "extra_body": {"guided_regex": "ab"}}
+    held: dict[str, Any] = {**asked, "extra_body": {"regex": "ab"}}
     found = client.chat.completions.create(**held, tool_choice="none")
     assert found.choices[0].message.content == "ab"
     with pytest.raises(BadRequestError, match="tools come with a grammar of their own"):
@@ -351,7 +351,7 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
     [
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role: Input should be"),
-        ({"temperature": -300.0, "top_p": 3}, "top_p is 3.0; give 0.0 to 1.0"),
+        ({"temperature": -300.0, "top_p": 3}, "top_p is 3; give 0.0 to 1.0"),
         ({"speculation": {"method": "magic"}}, "there is no method 'magic'"),
         (
             {"speculation": {"method": "medusa"}},
@@ -388,7 +388,7 @@ def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
 
 def test_an_error_of_the_engine_names_the_field_as_the_request_does(http: httpx.Client) -> None:
     for name, value, reason in (
-        ("top_p", 3, "top_p is 3.0; give 0.0 to 1.0"),
+        ("top_p", 3, "top_p is 3; give 0.0 to 1.0"),
         ("repeat_last_n", -5, "repeat_last_n is -5; give -1 to"),
         ("dry_penalty_last_n", -2, "dry_penalty_last_n is -2; give -1 to"),
     ):
@@ -447,9 +447,9 @@ def test_the_server_describes_itself(http: httpx.Client) -> None:
         "llamacpp:tokens_predicted_total",
         "llamacpp:requests_processing",
         "llamacpp:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "vllm:num_requests_waiting",
+        "llamacpp:spec_decode_num_accepted_tokens_total",
+        "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+        "llamacpp:requests_deferred",
     } <= named
 
 

@@ -156,28 +156,6 @@ def test_a_call_that_is_cut_says_why_and_can_be_in_a_later_conversation(
             assert after.choices[0].message.content == "Yes."
 
 
-def test_functions_are_the_old_form_of_tools(
-    client: OpenAI, load: Callable[..., None], say: Callable[..., None]
-) -> None:
-    load()
-    say(FAMILIES["none"].calls.partition('\n<tool_call>\n{"name": "now')[0])
-    functions = [tool["function"] for tool in TOOLS]
-    asked: dict[str, Any] = {**ASKED, "functions": functions, "function_call": "auto"}
-    choice = client.chat.completions.create(**asked).choices[0]
-    assert choice.finish_reason == "function_call" and choice.message.function_call is not None
-    made = (choice.message.function_call.name, choice.message.function_call.arguments)
-    assert made == ("add", '{"a": [1, "}"]}')
-    name = text = ""
-    for chunk in client.chat.completions.create(**asked, stream=True):
-        part = chunk.choices[0].delta.function_call
-        name += (part and part.name) or ""
-        text += (part and part.arguments) or ""
-    assert ((name, text), chunk.choices[0].finish_reason) == (made, "function_call")
-    result = {"role": "function", "name": "add", "content": "2"}
-    asked["messages"] = [*ASKED["messages"], choice.message, result]
-    assert client.chat.completions.create(**asked).choices[0].message.function_call is not None
-
-
 @pytest.mark.parametrize("opening", ["", "<think>\n"])
 def test_reasoning_comes_apart_from_the_answer(
     client: OpenAI, load: Callable[..., None], opening: str

@@ -59,7 +59,7 @@ class Sized(Recording):
         (CHAT, lambda n: {"messages": counted(n, HELLO)}, 2**14, "messages: List .*at most 16384"),
         (CHAT, lambda n: {"stop": counted(n)}, 128, "stop: List .*at most 128 items"),
         (CHAT, lambda n: {"stop": "x" * n}, 500, r"stop\[0\]: String .*at most 500 characters"),
-        (TEXT, lambda n: {"dry_sequence_breakers": counted(n)}, 16, "breakers: List .*at most 16"),
+        (TEXT, lambda n: {"dry_sequence_breakers": counted(n)}, 16, "breakers has 17 .*at most 16"),
         (
             TEXT,
             lambda n: {"logit_bias": {str(i): 1 for i in range(n)}},

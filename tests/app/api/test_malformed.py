@@ -75,12 +75,10 @@ BODIES: dict[str, dict[str, Any]] = {
         "samplers": ["top_k"],
         "stop": ["q"],
         "reasoning_effort": "low",
-        "functions": [],
-        "function_call": "auto",
         "thinking_budget_tokens": 4,
         "max_tokens": 1,
     },
-    "/v1/completions": {"prompt": ["a", [5, "x"]], "logprobs": 1, "best_of": 1, "max_tokens": 1},
+    "/v1/completions": {"prompt": ["a", [5, "x"]], "logprobs": 1, "max_tokens": 1},
     "/completion": {
         "prompt": {"prompt_string": "a"},
         "logit_bias": [[5, 1]],

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.api import replies, service
+from app.api import replies, reply
 from app.api.errors import ApiError
 from app.api.facts import legacy_logprobs
 from app.api.replies import Gathered, Replies, Shown
@@ -91,7 +91,7 @@ def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
         *lines
     }
     assert "llamacpp:tokens_predicted_total 84.0" in lines
-    assert "vllm:num_requests_waiting 2.0" in lines
+    assert "llamacpp:requests_deferred 2.0" in lines
 
 
 def test_clients_with_different_keys_have_different_memories() -> None:
@@ -156,7 +156,7 @@ def scripted() -> Scripted:
 def http(scripted: Scripted) -> Iterator[httpx.Client]:
     """A server with quick pings, whose replies are scripted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service, "PING_SECONDS", 0.01)
+        patched.setattr(reply, "PING_SECONDS", 0.01)
         patched.setattr(replies, "HEADERS_SECONDS", 0.1)
         listening = bind("127.0.0.1", 0)
         serve(guard(endpoint(Service(scripted)), "127.0.0.1"), listening)

@@ -126,7 +126,7 @@ def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBacken
 
 
 def test_the_least_recently_used_responses_are_forgotten() -> None:
-    history = History(most=2, most_bytes=80)
+    history = History(most_bytes=80)
     for name in ("a", "b"):
         history.add("me", {"id": name}, [{"content": name}])
     history.get("a", "me")
@@ -138,7 +138,7 @@ def test_the_least_recently_used_responses_are_forgotten() -> None:
     history.add("me", {"id": "d"}, [{"content": "d" * 30}])  # 57 bytes, and 28 for each other one
     with pytest.raises(ApiError):
         history.get("a", "me")
-    history.remove("d", "me")
+    history.get("d", "me", remove=True)
     history.add("me", {"id": "e"}, [{"content": "e" * 30}])
     assert len(history.get("e", "me").items) == 1
 

@@ -120,11 +120,11 @@ def test_gradio_is_asked_for_fields_alone_and_odd_settings_have_theirs() -> None
 
 def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     flags = parse_flags(["--model", "m.gguf", "--method", "lookahead:window=5", "--no-browser"])
-    assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
-    assert (flags.draft_model, flags.heads) == (None, [])
+    assert (flags.host, flags.port, flags.spec.n_ctx) == ("127.0.0.1", None, 0)
+    assert (flags.spec.model, flags.spec.draft_model, flags.spec.heads) == ("m.gguf", None, ())
     assert (flags.method, parse_flags([]).method) == ("lookahead:window=5", None)
-    paired = parse_flags(["--draft-model", "--heads"])
-    assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
+    paired = parse_flags(["--draft-model", "--heads", "--no-mtp"]).spec
+    assert (paired.draft_model, paired.heads, paired.mtp) == (PAIRED, (PAIRED,), False)
     with pytest.raises(SystemExit):
         parse_flags(["--method", "lokahead"])
     assert "give one of auto, ar, " in capsys.readouterr().err
@@ -132,8 +132,8 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
-        ("--gpu-layers -5", "--gpu-layers is -5; give 0 or more"),
-        ("--keep-texts -5", "--keep-texts is -5; give 0 or more"),
+        ("--gpu-layers -5", "argument --gpu-layers: invalid value '-5'; give an integer from 0"),
+        ("--parallel 0", "argument --parallel: invalid value '0'; give an integer from 1 to 256"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
     ):
         with pytest.raises(SystemExit):

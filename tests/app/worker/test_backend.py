@@ -31,6 +31,7 @@ from app.worker.messages import (
     Waiting,
 )
 from app.worker.serving import LARGE, THREADS
+from app.worker.wire import written
 from batching.gguf.reader import fingerprint
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
@@ -264,16 +265,20 @@ def test_what_is_prepared_ends_at_once_when_its_client_leaves(
 
 
 @pytest.mark.parametrize(
-    ("lane", "text"),
+    ("lane", "asked"),
     [
-        ("large", "x" * (LARGE + 1)),
-        ("grammar", '{"sampling":{"json_schema":"{\\"pattern\\": \\"a\\"}"}}'),
-        ("grammar", '{"tools":[{"parameters":{"$ref":"#"}}]}'),
-        ("grammar", '{"properties":{}}' + "x" * 2**16),
+        ("large", ChatRequest("x" * LARGE)),
+        ("grammar", ChatRequest("", sampling={"json_schema": '{"pattern": "a"}'})),
+        ("grammar", ChatRequest("", tools=({"parameters": {"$ref": "#"}},))),
+        ("grammar", ChatRequest("x" * 2**16, tools=({"parameters": {"properties": {}}},))),
     ],
 )
 def test_requests_that_take_long_hold_up_no_others_and_end_with_their_clients(
-    backend: LocalBackend, held: Held, monkeypatch: pytest.MonkeyPatch, lane: str, text: str
+    backend: LocalBackend,
+    held: Held,
+    monkeypatch: pytest.MonkeyPatch,
+    lane: str,
+    asked: ChatRequest,
 ) -> None:
     def work(*_: Any) -> Any:
         held.reached.set()
@@ -281,7 +286,9 @@ def test_requests_that_take_long_hold_up_no_others_and_end_with_their_clients(
             checkpoint()
 
     monkeypatch.setattr("app.worker.serving.answer_to", work)
-    slow = [backend.started(Tokenize("a"), text=text) for _ in range(THREADS[lane] + 1)]
+    slow = [
+        backend.started(Tokenize("a"), body=written(1, asked)) for _ in range(THREADS[lane] + 1)
+    ]
     assert held.reached.wait(60)
     assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
     for events in slow:

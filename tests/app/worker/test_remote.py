@@ -229,7 +229,7 @@ def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBac
     for sampling, reason in (
         (
             {"grammar": lambda: None},
-            "the request cannot be sent to the engine: function has no written form",
+            "the request cannot be sent to the engine: Encoding objects of type function is ",
         ),
         ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
     ):

@@ -7,43 +7,51 @@ import re
 import threading
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from io import BytesIO
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from app.worker import messages, wire
-from app.worker.messages import Chance, ChatRequest, Failed, Tokens
-from app.worker.wire import DATACLASSES, Outbox, head, read, written
+from app.worker.messages import ChatRequest, Failed
+from app.worker.wire import KINDS, Outbox, message_of, naming, read, written
 
 
-def example(hint: Any, text: str = 'a "😀" \ud800\n') -> Any:
+def example(hint: Any, text: str = 'a "😀"\n') -> Any:
     """A value of a type, with something in each part of it."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        return hint(**{item.name: example(hints[item.name]) for item in fields(hint)})  # type: ignore[operator]
+        return hint(**{item.name: example(hints[item.name], text) for item in fields(hint)})  # type: ignore[operator]
     if origin in (Union, UnionType):
-        return example(arguments[0])
+        return example(arguments[0], text)
     if origin is None and issubclass(hint, tuple):  # with names
-        return hint(*map(example, get_type_hints(hint).values()))
+        return hint(*(example(each, text) for each in get_type_hints(hint).values()))
     if origin is tuple:
         parts = arguments[:1] * 2 if arguments[-1] is ... else arguments
-        return tuple(map(example, parts))
-    if origin is not None:  # a mapping
+        return tuple(example(part, text) for part in parts)
+    if origin is not None and arguments[1] is not Any:  # a mapping
+        return {text: example(arguments[1], text)}
+    if origin is not None:
         return {text: [1, 0.1, {"x": None}], "": float("-inf")}
     return {str: text, int: -3, float: 1e-300, bool: True, bytes: b"\xff\n\0"}[hint]
 
 
-@pytest.mark.parametrize("kind", DATACLASSES)
-def test_a_message_that_was_written_is_read_as_it_was(kind: str) -> None:
-    whole = example(DATACLASSES[kind])
-    for message in (whole, replace(whole, **dict.fromkeys(optional(type(whole))))):
-        line = written(12, message)
-        assert line.endswith(b"\n") and line.count(b"\n") == 1
-        found, number, text = head(line)
-        assert (found, number) == (kind, 12)
-        assert read(found, text) == message
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_that_was_written_is_read_as_it_was(kind: type[Any]) -> None:
+    whole = example(kind)
+    for message in (whole, replace(whole, **dict.fromkeys(optional(kind)))):
+        assert read_again(written(12, message)) == (12, message)
+
+
+def read_again(frame: bytes) -> tuple[int, Any]:
+    """What a message with this written form is read as."""
+    pipe = BytesIO(frame)
+    found = read(pipe)
+    assert found is not None and read(pipe) is None  # nothing is left
+    number, kind, body = found
+    return number, message_of(kind, body)
 
 
 def optional(dataclass: Any) -> list[str]:
@@ -51,17 +59,29 @@ def optional(dataclass: Any) -> list[str]:
     return [name for name, hint in hints.items() if type(None) in get_args(hint)]
 
 
-def test_the_documented_form_is_the_form() -> None:
-    tokens = Tokens((("Hel", False), ("lo", True)), (312, 88))
-    assert written(12, tokens).decode().strip() in str(wire.__doc__)
-    chances = ((Chance(7, b"\xe6", -0.5), (Chance(8, b"a", float("-inf")),)),)
-    assert written(3, Tokens((("", True),), (7,), chances)) == (
-        b'tokens 3 {"pieces":[["",true]],"ids":[7],"chances":[[{"id":7,"piece":"5g==",'
-        b'"logprob":-0.5},[{"id":8,"piece":"YQ==","logprob":-Infinity}]]]}\n'
-    )
+def test_every_kind_is_documented_and_every_event_has_one() -> None:
     documented = re.findall(r"^    ([a-z_]+)(?=  |$)", str(wire.__doc__), re.MULTILINE)
-    assert [kind for kind in documented if kind != "kind"] == list(DATACLASSES)
-    assert set(get_args(messages.Event)) <= set(DATACLASSES.values())
+    names = [re.sub("(?<=.)([A-Z])", r"_\1", kind.__name__).lower() for kind in KINDS]
+    assert [kind for kind in documented if kind != "kind"] == names
+    assert set(get_args(messages.Event)) <= set(KINDS)
+
+
+def test_a_message_that_is_cut_off_is_the_end_of_the_pipe() -> None:
+    frame = written(3, Failed("x"))
+    for n_bytes in (0, 3, len(frame) - 1):
+        assert read(BytesIO(frame[:n_bytes])) is None
+
+
+def test_fields_are_found_in_a_body_and_in_a_schema_that_is_a_text() -> None:
+    found = naming("pattern", "$ref")
+    for sampling in (
+        {"json_schema": {"pattern": "a"}},
+        {"json_schema": '{"$ref": "#"}'},
+        {"json_schema": '{"\\"pattern\\": 1}'},
+    ):
+        assert found.search(written(1, ChatRequest("", sampling=sampling)))
+    said = ({"role": "user", "content": 'a pattern of "$ref"s'},)
+    assert not found.search(written(1, ChatRequest("", said)))
 
 
 def test_what_cannot_be_written_says_why() -> None:
@@ -70,8 +90,10 @@ def test_what_cannot_be_written_says_why() -> None:
         deep = [deep]
     with pytest.raises(RecursionError):
         written(1, ChatRequest("", sampling={"json_schema": deep}))
-    with pytest.raises(TypeError, match="function has no written form"):
+    with pytest.raises(TypeError, match="type function is unsupported"):
         written(1, ChatRequest("", sampling={"grammar": lambda: None}))
+    with pytest.raises(UnicodeEncodeError):
+        written(1, Failed("\ud800"))
     with pytest.raises(TypeError, match="NoneType is no message"):
         written(1, None)
 
@@ -83,10 +105,8 @@ def test_a_full_pipe_holds_up_nobody_and_the_messages_come_in_order() -> None:
     sent: list[Any] = [Failed("x" * 50_000) for _ in range(20)]  # a pipe holds 64 kB or so
     for number, message in enumerate([*sent, None, Failed("end")], 1):
         outbox.put(number, message)
-    lines = [ends[0].readline() for _ in range(21)]
-    assert lines == [written(n, message) for n, message in enumerate(sent, 1)] + [
-        written(22, Failed("end"))
-    ]
+    came = [read(ends[0]) for _ in range(21)]
+    assert [frame and frame[0] for frame in came] == [*range(1, 21), 22]
     assert refused == [(21, "NoneType is no message")]
     outbox.close(60)
     assert not outbox._thread.is_alive()
