@@ -33,7 +33,7 @@ def list_devices(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rpc", metavar="HOST:PORT,…", default="", help="also those of workers")
     try:
-        rpc.connect(Placement.of(None, None, parser.parse_args(arguments).rpc).workers)
+        rpc.connect(Placement.of(rpc=parser.parse_args(arguments).rpc).workers)
         for device in devices():
             print(_line(device))
         why = "" if gpus() else why_no_gpu()
@@ -100,7 +100,7 @@ def work(arguments: Sequence[str] | None = None) -> int:
 def _offered(names: str | None) -> list[Device]:
     """The devices to offer. Raises InvalidParameter."""
     if names not in (None, "none"):
-        return Placement.of(None, names, ()).chosen()
+        return Placement.of(device=names).chosen()
     cpus = [device for device in devices() if device.kind == "cpu"]
     return cpus if names == "none" else gpus() or cpus
 

@@ -31,6 +31,7 @@ from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.model import ALL_LAYERS
 from speculation.methods import METHODS, load_method_file, parse_method
 from speculation.registry import PAIRED, default_model
 from speculation.registry.fit import Wanted, context_in_words, in_words
@@ -88,6 +89,20 @@ def parse_flags(
         "allows",
     )
     add("--gpu-layers", type=int, help="layers on the GPU, if there is one (default: all that fit)")
+    add(
+        "--n-cpu-moe",
+        type=int,
+        metavar="N",
+        help="layers, from the first, whose experts stay in main memory (default: those whose "
+        "experts do not fit on the GPU)",
+    )
+    add(
+        "--cpu-moe",
+        dest="n_cpu_moe",
+        action="store_const",
+        const=ALL_LAYERS,
+        help="keep all experts in main memory",
+    )
     add(
         "--device",
         metavar="NAME,…",
@@ -189,14 +204,13 @@ def parse_flags(
     if flags.port is not None and not 1 <= flags.port <= 65535:
         parser.error(f"--port is {flags.port}; give 1 to 65535")
     flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
-    if flags.gpu_layers is not None and flags.gpu_layers < 0:
-        parser.error(f"--gpu-layers is {flags.gpu_layers}; give 0 or more")
+    for name in ("gpu_layers", "n_cpu_moe", "keep_texts"):
+        if (given := getattr(flags, name) or 0) < 0:
+            parser.error(f"--{name.replace('_', '-')} is {given}; give 0 or more")
     if flags.max_tokens is not None and flags.max_tokens < 1:
         parser.error(f"--max-tokens is {flags.max_tokens}; give at least 1")
     if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SEQUENCES:
         parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SEQUENCES}")
-    if flags.keep_texts < 0:
-        parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
     if flags.api_key and not all(flags.api_key):
         parser.error("--api-key is empty; give a key, or leave it out")
     flags.api_key = [*(flags.api_key or ()), *_keys_in(flags.api_key_file, parser)]
@@ -275,6 +289,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         model=flags.model,
         n_ctx=flags.ctx,
         n_gpu_layers=flags.gpu_layers,
+        n_cpu_moe=flags.n_cpu_moe,
         device=flags.device,
         draft_device=flags.draft_device,
         rpc=flags.rpc,

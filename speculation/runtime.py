@@ -12,7 +12,6 @@ from pathlib import Path
 
 from batching.errors import (
     ContextError,
-    InvalidParameter,
     SpeculationError,
     UnsupportedModel,
     VocabularyMismatch,
@@ -21,12 +20,12 @@ from batching.errors import (
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
-from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.context_params import MAX_SEQUENCES, check_range
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
 from batching.llama.hardware import available_memory
-from batching.llama.model import Model
+from batching.llama.model import ALL_LAYERS, Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.drafter import Requirements
@@ -62,6 +61,7 @@ class LoadParams:
     heads: str | Path | Sequence[str | Path] = ()
     mtp: bool = True
     n_gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
     device: str | Sequence[str] | None = None
     draft_device: str | Sequence[str] | None = None
     rpc: str | Sequence[str] = ()
@@ -74,11 +74,8 @@ class LoadParams:
 
     def __post_init__(self) -> None:
         require_types(vars(self), hints_of(LoadParams))
-        if not 1 <= self.parallel <= MAX_SEQUENCES:
-            raise InvalidParameter(
-                f"{{parallel}} is {self.parallel}; give 1 to {MAX_SEQUENCES}",
-                settings=("parallel",),
-            )
+        check_range("parallel", self.parallel, 1, MAX_SEQUENCES)
+        check_range("n_cpu_moe", self.n_cpu_moe or 0, 0, ALL_LAYERS)
 
     @property
     def context_params(self) -> ContextParams:
@@ -144,9 +141,11 @@ class Runtime:
         if source.memory is not None:
             require_writable(source.memory)
         loading = model_file(name)
-        placement = draft_placement = Placement.of(source.n_gpu_layers, source.device, source.rpc)
+        placement = draft_placement = Placement.of(
+            source.n_gpu_layers, source.n_cpu_moe, source.device, source.rpc
+        )
         if source.draft_device is not None:
-            draft_placement = Placement.of(None, source.draft_device, ())
+            draft_placement = Placement.of(device=source.draft_device)
         opened: list[Model | Context | Head] = []
         try:
             params, draft_file = source.context_params, None
@@ -322,10 +321,11 @@ def _own_context(files: Sequence[Path], kv_type: str, placement: Placement) -> i
         shape = replace(
             shape,
             n_bytes=shape.n_bytes + other.n_bytes,
+            expert_bytes=shape.expert_bytes + other.expert_bytes,
             kv_values=shape.kv_values + other.kv_values,
         )
     free = tuple((device.name, device.memory[0]) for device in placement.chosen())
-    wanted = Wanted(0, kv_type, placement.n_gpu_layers)
+    wanted = Wanted(0, kv_type, placement.n_gpu_layers, placement.n_cpu_moe)
     return own_context(shape, wanted, Memory(available_memory(), free))
 
 

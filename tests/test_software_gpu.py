@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from batching.errors import InvalidParameter, OutOfMemory
+from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
-from batching.llama.devices import Device, devices, gpus
+from batching.llama.devices import Device, Placement, devices, gpus
+from batching.llama.log import recent_log
+from batching.llama.model import Model
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
@@ -87,7 +91,15 @@ def test_texts_written_together_are_what_they_would_be_alone(
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "flash_attn"), [("f16", "auto"), ("f16", "on"), ("f16", "off"), ("q8_0", "on")]
+    ("kv_type", "flash_attn"),
+    [
+        ("f16", "auto"),
+        ("f16", "on"),
+        ("f16", "off"),
+        ("q8_0", "on"),
+        ("q5_1", "on"),
+        ("q4_0", "auto"),
+    ],
 )
 def test_flash_attention_and_a_smaller_cache_work(kv_type: str, flash_attn: str) -> None:
     params = ContextParams(n_ctx=256, kv_type=kv_type, flash_attn=flash_attn, n_threads=1)
@@ -125,10 +137,40 @@ def test_a_context_that_the_device_cannot_hold_is_refused_with_the_way_out(tmp_p
 def test_as_many_layers_as_fit_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "memory", property(lambda _: (19_000_000, 2**30)))
     with Engine.load(BUNDLED, EXACT, device="Vulkan0") as engine:
-        assert engine.model.placed == "3 of 16 layers on Vulkan0"
+        assert engine.model.n_host_layers == 13
         on_both = engine.generate(PROMPT, method="recycling", max_tokens=20).run().text
     with Engine.load(BUNDLED, EXACT, device="none") as engine:
         assert engine.generate(PROMPT, method="ar", max_tokens=20).run().text == on_both
     monkeypatch.setattr(Device, "memory", property(lambda _: (6_000_000, 2**30)))
     with pytest.raises(OutOfMemory, match="but Vulkan0 has 0.0 GiB free; lower n_gpu_layers to 5"):
         Engine.load(BUNDLED, EXACT, device="Vulkan0", n_gpu_layers=8)
+
+
+def test_experts_in_main_memory_leave_the_device_and_do_not_change_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "experts.gguf", n_layer=3, n_expert=32)
+    with Engine.load(path, EXACT, device="none") as engine:
+        plain = engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids
+    on_device = {}
+    for n_cpu_moe in (0, 1, 3):
+        with Model(path, placement=Placement(n_cpu_moe=n_cpu_moe, devices=("Vulkan0",))):
+            found = re.search(r"Vulkan0 model buffer size = +([\d.]+) MiB", recent_log())
+            on_device[n_cpu_moe] = float(found[1]) if found is not None else 0.0
+        with Engine.load(path, EXACT, device="Vulkan0", n_cpu_moe=n_cpu_moe) as engine:
+            assert (engine.model.n_host_layers, engine.model.n_cpu_moe) == (0, n_cpu_moe)
+            for method in ("ar", "recycling"):
+                written = engine.generate(PROMPT, method=method, max_tokens=40).run().token_ids
+                assert written == plain, (n_cpu_moe, method)
+    # The experts of a layer: 32 times three matrices of 32 x 64 F32 values.
+    assert on_device[0] - on_device[1] == pytest.approx(0.75, abs=0.02)
+    assert on_device[0] - on_device[3] == pytest.approx(3 * 0.75, abs=0.02)
+    monkeypatch.setattr(Device, "memory", property(lambda _: (2_500_000, 2**30)))
+    with Engine.load(path, EXACT, device="Vulkan0") as engine:
+        assert (engine.model.n_host_layers, engine.model.n_cpu_moe) == (0, 2)
+        assert engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids == plain
+        assert "3 of 3 layers without the experts of the first 2" in computed_by(engine.model)
+    monkeypatch.setattr(Device, "memory", property(lambda _: (2_100_000, 2**30)))
+    with Engine.load(path, EXACT) as engine:  # on both devices
+        assert (engine.model.n_host_layers, engine.model.n_cpu_moe) == (0, 1)
+        assert engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids == plain

@@ -21,6 +21,7 @@ class ModelSpec:
     model: str = field(default_factory=default_model)
     n_ctx: int = 0
     n_gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
     device: str | None = None
     draft_device: str | None = None
     rpc: str = ""
@@ -44,7 +45,6 @@ class LoadedModel:
     load                  counts loads: speeds of different loads are not comparable
     has_thinking_switch   whether a request's ``thinking`` has an effect
     has_mtp               whether the model has multi-token prediction layers
-    placed                which layers are on which devices, in words; empty = all on the CPU
     computed_by           a sentence: which device computes, and why not the GPU if there is one
     can_draft             whether it can drop rejected drafts; some recurrent models cannot
     """
@@ -56,7 +56,6 @@ class LoadedModel:
     load: int
     has_thinking_switch: bool = False
     has_mtp: bool = False
-    placed: str = ""
     computed_by: str = ""
     can_draft: bool = True
 

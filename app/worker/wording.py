@@ -25,6 +25,7 @@ FIELDS = {
     "embedding_model": "--embedding-model",
     "n_ctx": "“Context” under Models",
     "n_gpu_layers": "--gpu-layers",
+    "n_cpu_moe": "--n-cpu-moe",
     "device": "--device",
     "kv_type": "“KV cache”",
     "parallel": "--parallel",

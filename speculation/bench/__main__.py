@@ -50,6 +50,7 @@ def _bench(options: Options, command: str) -> int:
         heads=options.heads,
         mtp=not options.no_mtp,
         n_gpu_layers=options.gpu_layers,
+        n_cpu_moe=options.n_cpu_moe,
         device=options.device,
         draft_device=options.draft_device,
         rpc=options.rpc,

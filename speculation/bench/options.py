@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
-from batching.llama.context import FLASH_ATTN, ContextParams
+from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
+from batching.llama.model import ALL_LAYERS
 from speculation.bench.device import on_or_off
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
@@ -162,6 +164,7 @@ class RunOptions:
             "n_seq_max": context.n_seq_max,
             "threads": context.n_threads,
             "gpu_layers": self.gpu_layers,
+            "n_cpu_moe": engine.model.n_cpu_moe,
             "placed_on": [device.description for device in engine.model.devices],
             "kv_type": context.params.kv_type,
             "flash_attn": on_or_off(context.flash_attn),
@@ -176,6 +179,7 @@ class Options(RunOptions):
     temperature: float
     seed: int
     no_mtp: bool
+    n_cpu_moe: int | None
     device: str | None
     draft_device: str | None
     rpc: str
@@ -369,7 +373,7 @@ def add_model(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--kv-type",
-        choices=("f16", "f32", "q8_0"),
+        choices=tuple(KV_TYPES),
         default="f16",
         help="data type of the KV cache (f16)",
     )
@@ -386,6 +390,19 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         "--no-mtp",
         action="store_true",
         help="do not load the model's own multi-token prediction layers",
+    )
+    group.add_argument(
+        "--n-cpu-moe",
+        type=_count,
+        metavar="N",
+        help="experts of the first N layers in main memory (those that do not fit on the GPU)",
+    )
+    group.add_argument(
+        "--cpu-moe",
+        dest="n_cpu_moe",
+        action="store_const",
+        const=ALL_LAYERS,
+        help="all experts in main memory",
     )
     group.add_argument(
         "--device",
@@ -416,15 +433,10 @@ def _switch(text: str) -> bool:
     return text == "on"
 
 
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _count(text: str) -> int:
-    return _at_least(0, text)
-
-
 def _at_least(low: int, text: str) -> int:
     if not text.isdecimal() or int(text) < low:
         raise argparse.ArgumentTypeError(f"invalid value {text!r}; give an integer from {low}")
     return int(text)
+
+
+_positive, _count = partial(_at_least, 1), partial(_at_least, 0)
