@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.page.settings import Settings, read_settings
+from batching.llama.model import ALL_LAYERS
 from speculation.registry import PAIRED
 from tests.support.fake_backend import FakeBackend
 
@@ -123,6 +124,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
     assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
     assert (flags.draft_model, flags.heads) == (None, [])
     assert (flags.method, parse_flags([]).method) == ("lookahead:window=5", None)
+    assert [parse_flags(given).n_cpu_moe for given in ([], ["--cpu-moe"])] == [None, ALL_LAYERS]
     paired = parse_flags(["--draft-model", "--heads"])
     assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
     with pytest.raises(SystemExit):
@@ -133,8 +135,10 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
         ("--gpu-layers -5", "--gpu-layers is -5; give 0 or more"),
+        ("--n-cpu-moe -5", "--n-cpu-moe is -5; give 0 or more"),
         ("--keep-texts -5", "--keep-texts is -5; give 0 or more"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
+        ("--kv-type q4_0 --flash-attn off", "a q4_0 KV cache needs flash attention"),
     ):
         with pytest.raises(SystemExit):
             parse_flags(wrong.split())
