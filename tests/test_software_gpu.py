@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from batching.errors import InvalidParameter, OutOfMemory
-from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
-from batching.llama.devices import Device, Placement, devices, gpus
-from batching.llama.log import recent_log
-from batching.llama.model import Model
+from batching.llama.devices import Device, devices, gpus
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT
+from tests.support.experts import check_experts
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_heads import blocks, hybrid, mtp, states
@@ -146,31 +143,5 @@ def test_as_many_layers_as_fit_go_to_the_device(monkeypatch: pytest.MonkeyPatch)
         Engine.load(BUNDLED, EXACT, device="Vulkan0", n_gpu_layers=8)
 
 
-def test_experts_in_main_memory_leave_the_device_and_do_not_change_the_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_tiny_gguf(tmp_path / "experts.gguf", n_layer=3, n_expert=32)
-    with Engine.load(path, EXACT, device="none") as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids
-    on_device = {}
-    for n_cpu_moe in (0, 1, 3):
-        with Model(path, placement=Placement(n_cpu_moe=n_cpu_moe, devices=("Vulkan0",))):
-            found = re.search(r"Vulkan0 model buffer size = +([\d.]+) MiB", recent_log())
-            on_device[n_cpu_moe] = float(found[1]) if found is not None else 0.0
-        with Engine.load(path, EXACT, device="Vulkan0", n_cpu_moe=n_cpu_moe) as engine:
-            assert (engine.model.n_host_layers, engine.model.n_cpu_moe) == (0, n_cpu_moe)
-            for method in ("ar", "recycling"):
-                written = engine.generate(PROMPT, method=method, max_tokens=40).run().token_ids
-                assert written == plain, (n_cpu_moe, method)
-    # The experts of a layer: 32 times three matrices of 32 x 64 F32 values.
-    assert on_device[0] - on_device[1] == pytest.approx(0.75, abs=0.02)
-    assert on_device[0] - on_device[3] == pytest.approx(3 * 0.75, abs=0.02)
-    monkeypatch.setattr(Device, "memory", property(lambda _: (2_500_000, 2**30)))
-    with Engine.load(path, EXACT, device="Vulkan0") as engine:
-        assert (engine.model.n_host_layers, engine.model.n_cpu_moe) == (0, 2)
-        assert engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids == plain
-        assert "3 of 3 layers without the experts of the first 2" in computed_by(engine.model)
-    monkeypatch.setattr(Device, "memory", property(lambda _: (2_100_000, 2**30)))
-    with Engine.load(path, EXACT) as engine:  # on both devices
-        assert (engine.model.n_host_layers, engine.model.n_cpu_moe) == (0, 1)
-        assert engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids == plain
+def test_experts_in_main_memory_leave_the_device_and_do_not_change_the_text() -> None:
+    check_experts({}, {"device": "Vulkan0"}, "Vulkan")
