@@ -26,7 +26,7 @@ KV_BYTES = {name: TYPES[kind].n_bytes / TYPES[kind].n_values for name, kind in K
 EXPERTS = r"ffn_(?:up|down|gate|gate_up)_(?:ch|)exps"
 _LAYER = re.compile(rf"blk\.(\d+)\.({EXPERTS})?")
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
-Sizes = npt.NDArray[np.float64]
+Sizes = npt.NDArray[Any]  # bytes
 
 
 class CacheSize(NamedTuple):

@@ -27,16 +27,17 @@ def check_experts(two: dict[str, Any], one: dict[str, Any], name: str) -> None:
         path = write_tiny_gguf(Path(folder) / "experts.gguf", n_layer=3, n_expert=32)
         plain = texts(path, device="none")[1][0]
 
-        def weights(settings: dict[str, Any], **placement: int) -> list[float]:
+        def weights(settings: dict[str, Any], n_cpu_moe: int | None = None) -> list[float]:
             """Their MiB on the devices."""
             cache = CacheSize(512, "f32")
-            with Model(path, placement=Placement.of(**placement, **settings), cache=cache):
+            placement = Placement.of(n_cpu_moe=n_cpu_moe, **settings)
+            with Model(path, placement=placement, cache=cache):
                 found = re.findall(rf"{name}\S+ model buffer size = +([\d.]+) MiB", recent_log())
             return [float(size) for size in found]
 
         # The experts of a layer: 32 times three matrices of 32 x 64 F32 values, 0.75 MiB.
         for n_cpu_moe, size in ((0, 2.35), (1, 1.6), (3, 0.1)):
-            assert weights(one, n_cpu_moe=n_cpu_moe) == pytest.approx([size], abs=0.02)
+            assert weights(one, n_cpu_moe) == pytest.approx([size], abs=0.02)
             assert texts(path, n_cpu_moe=n_cpu_moe, **one)[1] == [plain, plain]
         # By themselves, as many as do not fit.
         for settings, free, n_cpu_moe in ((one, 2_500_000, 2), (two, 2_100_000, 1)):

@@ -141,6 +141,7 @@ def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache_and_more_are_r
     assert chosen(files) is None
     assert chosen(files, n=3) == 3
     assert chosen(files, Fake(100 * layer), n=2) == 2
+    assert chosen(files, Fake(last + layer), n=2) == 2  # more than what should stay free
     fits = "4 layers of .*but CUDA0 has 0.0 GiB free; lower n_gpu_layers to 1, or leave it out"
     with pytest.raises(OutOfMemory, match=fits) as caught:
         chosen(files, Fake(2 * layer), n=4)
