@@ -126,7 +126,7 @@ class Transfers:
                 process.terminate()
             _, told = process.communicate()
         if process.returncode:
-            for part in target.parent.glob(f"{target.name}.*.part"):
+            for part in target.parent.glob(f"{target.name}.*.partial"):
                 part.unlink(missing_ok=True)
             reason = (told.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
             raise OSError(f"The conversion failed: {reason}")

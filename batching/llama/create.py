@@ -41,12 +41,7 @@ def create_context(
     if other is not None:
         native.ctx_other = other.handle
     _check_memory(model, CacheSize(native.n_ctx, params.kv_type), mtp=mtp)
-    used, created = model.native, None
-    clear_log()
-    with deferred_interrupts():
-        handle = C.llama_init_from_model(used.handle, native)
-        if handle:
-            created = NativeContext(ctypes.c_void_p(handle), used, other)
+    created = initialised(model, native, other)
     if created is None:
         raise _creation_error(model, native.n_ctx, params.kv_type)
     if not created.memory:
@@ -54,6 +49,17 @@ def create_context(
             f"{model.path} ({model.description}) keeps no KV cache, like embedding and audio "
             f"models, and cannot generate text; {TEXT_MODEL}"
         )
+    return created
+
+
+def initialised(model: Model, params: Any, other: NativeContext | None) -> NativeContext | None:
+    """What llama.cpp makes of its own ``params``; None if it fails, and its log tells why."""
+    used, created = model.native, None
+    clear_log()
+    with deferred_interrupts():
+        handle = C.llama_init_from_model(used.handle, params)
+        if handle:
+            created = NativeContext(ctypes.c_void_p(handle), used, other)
     return created
 
 
