@@ -15,12 +15,11 @@ from batching.errors import (
     SpeculationError,
     UnsupportedModel,
     VocabularyMismatch,
-    hints_of,
-    require_types,
+    check_ranges,
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
-from batching.llama.context_params import MAX_SEQUENCES, check_range
+from batching.llama.context_params import MAX_SEQUENCES
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
@@ -73,9 +72,7 @@ class LoadParams:
     saved: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        require_types(vars(self), hints_of(LoadParams))
-        check_range("parallel", self.parallel, 1, MAX_SEQUENCES)
-        check_range("n_cpu_moe", self.n_cpu_moe or 0, 0, ALL_LAYERS)
+        check_ranges(self, (("parallel", 1, MAX_SEQUENCES), ("n_cpu_moe", 0, ALL_LAYERS)))
 
     @property
     def context_params(self) -> ContextParams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter, hints_of, require_types
+from batching.errors import InvalidParameter, check_ranges
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
@@ -12,6 +12,14 @@ MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 mo
 MAX_CELLS = 2**31 - 256
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q5_1": 7, "q4_0": 2}  # ggml_type
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+_RANGES = (
+    ("n_ctx", 0, MAX_CELLS),
+    ("n_batch", 1, MAX_CELLS),
+    ("n_seq_max", 1, MAX_SEQUENCES),
+    ("n_slots", 1, MAX_SEQUENCES),
+    ("n_rewind", 0, MAX_REWIND),
+    ("n_threads", 1, MAX_THREADS),
+)
 
 
 @dataclass(frozen=True)
@@ -41,17 +49,7 @@ class ContextParams:
     flash_attn: str = "auto"
 
     def __post_init__(self) -> None:
-        require_types(vars(self), hints_of(ContextParams))
-        check_range("n_ctx", self.n_ctx, 0, MAX_CELLS, least="0 (the model's own)")
-        if self.n_batch < 1:
-            raise InvalidParameter(
-                f"{{n_batch}} is {self.n_batch}; give at least 1", settings=("n_batch",)
-            )
-        check_range("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
-        check_range("n_slots", self.n_slots, 1, MAX_SEQUENCES)
-        check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
-        if self.n_threads is not None:
-            check_range("n_threads", self.n_threads, 1, MAX_THREADS)
+        check_ranges(self, _RANGES)
         for name, value, choices in (
             ("kv_type", self.kv_type, KV_TYPES),
             ("flash_attn", self.flash_attn, FLASH_ATTN),
@@ -71,11 +69,3 @@ class ContextParams:
 def is_quantized(kv_type: str) -> bool:
     """Whether a KV cache of this type needs flash attention."""
     return kv_type.startswith("q")
-
-
-def check_range(name: str, value: int, low: int, high: int, least: str = "") -> None:
-    """Raise InvalidParameter for a setting outside its range."""
-    if not low <= value <= high:
-        raise InvalidParameter(
-            f"{{{name}}} is {value}; give {least or low} to {high}", settings=(name,)
-        )

@@ -131,7 +131,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         parse_flags(["--method", "lokahead"])
     assert "did you mean lookahead?" in capsys.readouterr().err
     for wrong, told in (
-        ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
+        ("--ctx -5", "n_ctx is -5; give 0 to 2147483392"),
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
         ("--gpu-layers -5", "--gpu-layers is -5; give 0 or more"),
