@@ -33,7 +33,7 @@ def check_experts(two: dict[str, Any], one: dict[str, Any], name: str) -> None:
             placement = Placement.of(n_cpu_moe=n_cpu_moe, **settings)
             with Model(path, placement=placement, cache=cache):
                 found = re.findall(rf"{name}\S+ model buffer size = +([\d.]+) MiB", recent_log())
-            return [float(size) for size in found]
+            return sorted(float(size) for size in found)  # in the order of their addresses
 
         # The experts of a layer: 32 times three matrices of 32 x 64 F32 values, 0.75 MiB.
         for n_cpu_moe, size in ((0, 2.35), (1, 1.6), (3, 0.1)):
