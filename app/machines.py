@@ -33,7 +33,7 @@ def list_devices(arguments: Sequence[str] | None = None, prog: str = "speculatio
     flags = parser.parse_args(arguments)
 
     def run() -> None:
-        rpc.connect(Placement.of(None, None, flags.rpc).workers)
+        rpc.connect(Placement.of(rpc=flags.rpc).workers)
         for device in devices():
             print(_line(device))
         why = "" if gpus() else why_no_gpu()
@@ -96,6 +96,6 @@ def _serve(flags: argparse.Namespace) -> int:
 def _offered(names: str | None) -> list[Device]:
     """The devices to offer. Raises InvalidParameter."""
     if names not in (None, "none"):
-        return Placement.of(None, names, ()).chosen()
+        return Placement.of(device=names).chosen()
     cpus = [device for device in devices() if device.kind == "cpu"]
     return cpus if names == "none" else gpus() or cpus

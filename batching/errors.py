@@ -177,7 +177,7 @@ def utf8(text: str) -> bytes:
 
 
 def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> None:
-    """Check fields of ``params`` against ranges ``(name, lowest, highest)``.
+    """Check fields of ``params``, unless they are None, against ranges ``(name, lowest, highest)``.
 
     Raises InvalidParameter with the name, the value and the range, or as ``require_types``.
     """
@@ -185,7 +185,7 @@ def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> N
     require_types(vars(params), hints_of(kind))
     for name, low, high in ranges:
         value = getattr(params, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise InvalidParameter(f"{{{name}}} is {value}; give {low} to {high}", settings=(name,))
 
 

@@ -80,6 +80,7 @@ class Engine:
         heads: str | Path | Sequence[str | Path] = (),
         mtp: bool = True,
         n_gpu_layers: int | None = None,
+        n_cpu_moe: int | None = None,
         device: str | Sequence[str] | None = None,
         draft_device: str | Sequence[str] | None = None,
         rpc: str | Sequence[str] = (),
@@ -103,6 +104,8 @@ class Engine:
         mtp            whether to load the model's own layers for multi-token prediction, if any
         n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
                        that fit
+        n_cpu_moe      how many of the first layers have their experts in main memory even so;
+                       None = as many as do not fit: experts give way before layers
         device         names of the devices for these layers, as ``speculation devices`` lists them;
                        ``none`` = the CPU alone, None = all GPUs
         draft_device   those for all layers of the draft model; None = as for the model
@@ -146,6 +149,7 @@ class Engine:
             heads,
             mtp,
             n_gpu_layers,
+            n_cpu_moe,
             device,
             draft_device,
             rpc,

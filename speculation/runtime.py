@@ -12,12 +12,10 @@ from pathlib import Path
 
 from batching.errors import (
     ContextError,
-    InvalidParameter,
     SpeculationError,
     UnsupportedModel,
     VocabularyMismatch,
-    hints_of,
-    require_types,
+    check_ranges,
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams
@@ -26,7 +24,7 @@ from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
 from batching.llama.hardware import available_memory
-from batching.llama.model import Model
+from batching.llama.model import ALL_LAYERS, Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.drafting.cost import Cost
@@ -61,6 +59,7 @@ class LoadParams:
     heads: str | Path | Sequence[str | Path] = ()
     mtp: bool = True
     n_gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
     device: str | Sequence[str] | None = None
     draft_device: str | Sequence[str] | None = None
     rpc: str | Sequence[str] = ()
@@ -72,12 +71,7 @@ class LoadParams:
     saved: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        require_types(vars(self), hints_of(LoadParams))
-        if not 1 <= self.parallel <= MAX_SEQUENCES:
-            raise InvalidParameter(
-                f"{{parallel}} is {self.parallel}; give 1 to {MAX_SEQUENCES}",
-                settings=("parallel",),
-            )
+        check_ranges(self, (("parallel", 1, MAX_SEQUENCES), ("n_cpu_moe", 0, ALL_LAYERS)))
 
     @property
     def context_params(self) -> ContextParams:
@@ -141,9 +135,11 @@ class Runtime:
         if source.memory is not None:
             require_writable(source.memory)
         loading = model_file(name)
-        placement = draft_placement = Placement.of(source.n_gpu_layers, source.device, source.rpc)
+        placement = draft_placement = Placement.of(
+            source.n_gpu_layers, source.n_cpu_moe, source.device, source.rpc
+        )
         if source.draft_device is not None:
-            draft_placement = Placement.of(None, source.draft_device, ())
+            draft_placement = Placement.of(device=source.draft_device)
         opened: list[Model | Context | Head] = []
         try:
             params, draft_file = source.context_params, None
@@ -302,10 +298,11 @@ def _own_context(files: Sequence[Path], kv_type: str, placement: Placement) -> i
         shape = replace(
             shape,
             n_bytes=shape.n_bytes + other.n_bytes,
+            expert_bytes=shape.expert_bytes + other.expert_bytes,
             kv_values=shape.kv_values + other.kv_values,
         )
     free = tuple((device.name, device.memory[0]) for device in placement.chosen())
-    wanted = Wanted(0, kv_type, placement.n_gpu_layers)
+    wanted = Wanted(0, kv_type, placement.n_gpu_layers, placement.n_cpu_moe)
     return own_context(shape, wanted, Memory(available_memory(), free))
 
 

@@ -13,6 +13,7 @@ from batching.llama.context import ContextParams
 from batching.llama.devices import Device, devices, gpus
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT
+from tests.support.experts import check_experts
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_heads import blocks, hybrid, mtp, states
@@ -87,7 +88,15 @@ def test_texts_written_together_are_what_they_would_be_alone(
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "flash_attn"), [("f16", "auto"), ("f16", "on"), ("f16", "off"), ("q8_0", "on")]
+    ("kv_type", "flash_attn"),
+    [
+        ("f16", "auto"),
+        ("f16", "on"),
+        ("f16", "off"),
+        ("q8_0", "on"),
+        ("q5_1", "on"),
+        ("q4_0", "auto"),
+    ],
 )
 def test_flash_attention_and_a_smaller_cache_work(kv_type: str, flash_attn: str) -> None:
     params = ContextParams(n_ctx=256, kv_type=kv_type, flash_attn=flash_attn, n_threads=1)
@@ -125,10 +134,14 @@ def test_a_context_that_the_device_cannot_hold_is_refused_with_the_way_out(tmp_p
 def test_as_many_layers_as_fit_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "memory", property(lambda _: (19_000_000, 2**30)))
     with Engine.load(BUNDLED, EXACT, device="Vulkan0") as engine:
-        assert engine.model.placed == "3 of 16 layers on Vulkan0"
+        assert engine.model.n_host_layers == 13
         on_both = engine.generate(PROMPT, method="recycling", max_tokens=20).run().text
     with Engine.load(BUNDLED, EXACT, device="none") as engine:
         assert engine.generate(PROMPT, method="ar", max_tokens=20).run().text == on_both
     monkeypatch.setattr(Device, "memory", property(lambda _: (6_000_000, 2**30)))
-    with pytest.raises(OutOfMemory, match="but Vulkan0 has 0.0 GiB free; lower n_gpu_layers to 5"):
+    with pytest.raises(OutOfMemory, match="but Vulkan0 has 0.0 GiB free; lower n_gpu_layers to 1"):
         Engine.load(BUNDLED, EXACT, device="Vulkan0", n_gpu_layers=8)
+
+
+def test_experts_in_main_memory_leave_the_device_and_do_not_change_the_text() -> None:
+    check_experts({}, {"device": "Vulkan0"}, "Vulkan")

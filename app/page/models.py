@@ -53,7 +53,7 @@ from speculation.registry.local import (
 LOAD = "page/load"  # as a request; a new load stops the one before it
 _REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
 Json = dict[str, Any]
-KvType = Literal["f32", "f16", "q8_0"]
+KvType = Literal["f32", "f16", "q8_0", "q5_1", "q4_0"]
 NCtx = Field(ge=0, lt=2**31)
 
 
@@ -155,7 +155,8 @@ class ModelList:
         return {"repo": repo, "models": models}
 
     def _view(self, asked: Wanted) -> _View:
-        wanted = asked._replace(n_gpu_layers=self._spec.n_gpu_layers)
+        spec = self._spec
+        wanted = asked._replace(n_gpu_layers=spec.n_gpu_layers, n_cpu_moe=spec.n_cpu_moe)
         return _View(wanted, self._memory(), parts_left())
 
     def _model(self, entry: ModelEntry, view: _View, smaller: Sequence[Smaller] = ()) -> Json:

@@ -242,6 +242,7 @@ class ModelSlot:
                 heads=spec.heads,
                 mtp=spec.mtp,
                 n_gpu_layers=spec.n_gpu_layers,
+                n_cpu_moe=spec.n_cpu_moe,
                 device=spec.device,
                 draft_device=spec.draft_device,
                 rpc=spec.rpc,
@@ -271,7 +272,6 @@ class ModelSlot:
             self._n_loads,
             engine.has_thinking_switch,
             engine.model.n_mtp > 0,
-            engine.model.placed,
             computed_by(engine.model),
             engine.context.n_rewind > 0,
         )
@@ -360,7 +360,7 @@ def _template(path: str | None) -> str | None:
 
 def _free_devices(spec: ModelSpec) -> tuple[tuple[str, int], ...]:
     try:
-        chosen = Placement.of(spec.n_gpu_layers, spec.device, spec.rpc).chosen()
+        chosen = Placement.of(device=spec.device, rpc=spec.rpc).chosen()
     except SpeculationError:  # the load raises it again
         return ()
     return tuple((device.name, device.memory[0]) for device in chosen if device.memory[1])

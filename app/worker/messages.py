@@ -22,7 +22,6 @@ class LoadedModel:
     load                  counts loads: speeds of different loads are not comparable
     has_thinking_switch   whether a request's ``thinking`` has an effect
     has_mtp               whether the model has multi-token prediction layers
-    placed                which layers are on which devices, in words; empty = all on the CPU
     computed_by           a sentence: which device computes, and why not the GPU if there is one
     can_draft             whether it can drop rejected drafts; some recurrent models cannot
     """
@@ -34,7 +33,6 @@ class LoadedModel:
     load: int
     has_thinking_switch: bool = False
     has_mtp: bool = False
-    placed: str = ""
     computed_by: str = ""
     can_draft: bool = True
 

@@ -17,10 +17,13 @@ def computed_by(model: Model) -> str:
     cpu = next((f" ({one.description})" for one in devices() if one.kind == "cpu"), "")
     n = model.n_layer - model.n_host_layers
     names = " and ".join(_name(device) for device in model.devices)
-    if n == model.n_layer:
+    without = ""
+    if model.n_cpu_moe > model.n_host_layers:
+        without = f" without the experts of the first {model.n_cpu_moe}"
+    if n == model.n_layer and not without:
         return f"Computed by {names}."
     if n:
-        return f"Computed by {names}, {n} of {model.n_layer} layers, and the CPU{cpu}."
+        return f"Computed by {names}, {n} of {model.n_layer} layers{without}, and the CPU{cpu}."
     why = why_not(model.placement, gpus()) or why_no_gpu()
     return f"Computed by the CPU{cpu}{': ' if why else ''}{why}."
 

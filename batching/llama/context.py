@@ -29,7 +29,7 @@ from batching.errors import (
 from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.abort import DecodeWatch
 from batching.llama.batch import BatchMemory, write_trace
-from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
+from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams, is_quantized
 from batching.llama.create import check_length, create_context, max_tokens, out_of_memory
 from batching.llama.device_sampling import DeviceSampling
 from batching.llama.log import recent_log
@@ -119,7 +119,7 @@ class Context:
         self._watch = DecodeWatch(model.n_bytes)
         # RPC workers are waited for at once.
         is_remote = any(device.is_remote for device in model.devices)
-        self._has_device = not model.n_host_layers and not is_remote
+        self._has_device = not (model.n_host_layers or model.n_cpu_moe or is_remote)
         dual_input = mtp or model.dual_input
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
         self._sampling = DeviceSampling(model)
@@ -472,7 +472,7 @@ def choose_flash_attn(
     to be chosen: with 7.5M parameters on 2 cores the two were equal on an idle machine, but on took
     0.83 of off's time on a busy one.
     """
-    if params.kv_type == "q8_0":
+    if is_quantized(params.kv_type):
         return "on"
     if params.flash_attn != "auto" or model.n_host_layers < model.n_layer:
         return params.flash_attn

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter, hints_of, require_types
+from batching.errors import InvalidParameter, check_ranges
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
 MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 models
 MAX_CELLS = 2**31 - 256
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q5_1": 7, "q4_0": 2}  # ggml_type
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+_RANGES = (
+    ("n_ctx", 0, MAX_CELLS),
+    ("n_batch", 1, MAX_CELLS),
+    ("n_seq_max", 1, MAX_SEQUENCES),
+    ("n_slots", 1, MAX_SEQUENCES),
+    ("n_rewind", 0, MAX_REWIND),
+    ("n_threads", 1, MAX_THREADS),
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class ContextParams:
     n_rewind    drafts a recurrent or hybrid model can roll back, if llama.cpp supports it for the
                 model; each costs a copy of every slot's state
     n_threads   None = physical cores
-    kv_type     type of the KV cache: f32, f16 or q8_0
+    kv_type     type of the KV cache: f32, f16, q8_0, q5_1 or q4_0
     flash_attn  on, off, or auto = measured when the context is created; on a GPU, on if supported
     """
 
@@ -41,17 +49,7 @@ class ContextParams:
     flash_attn: str = "auto"
 
     def __post_init__(self) -> None:
-        require_types(vars(self), hints_of(ContextParams))
-        _check_range("n_ctx", self.n_ctx, 0, MAX_CELLS, least="0 (the model's own)")
-        if self.n_batch < 1:
-            raise InvalidParameter(
-                f"{{n_batch}} is {self.n_batch}; give at least 1", settings=("n_batch",)
-            )
-        _check_range("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
-        _check_range("n_slots", self.n_slots, 1, MAX_SEQUENCES)
-        _check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
-        if self.n_threads is not None:
-            _check_range("n_threads", self.n_threads, 1, MAX_THREADS)
+        check_ranges(self, _RANGES)
         for name, value, choices in (
             ("kv_type", self.kv_type, KV_TYPES),
             ("flash_attn", self.flash_attn, FLASH_ATTN),
@@ -60,15 +58,14 @@ class ContextParams:
                 raise InvalidParameter(
                     f"{{{name}}} is {value!r}; give one of {', '.join(choices)}", settings=(name,)
                 )
-        if self.kv_type == "q8_0" and self.flash_attn == "off":
+        if is_quantized(self.kv_type) and self.flash_attn == "off":
             raise InvalidParameter(
-                "a q8_0 KV cache needs flash attention; change {kv_type} or {flash_attn}",
+                f"a {self.kv_type} KV cache needs flash attention; change {{kv_type}} or "
+                "{flash_attn}",
                 settings=("kv_type", "flash_attn"),
             )
 
 
-def _check_range(name: str, value: int, low: int, high: int, least: str = "") -> None:
-    if not low <= value <= high:
-        raise InvalidParameter(
-            f"{{{name}}} is {value}; give {least or low} to {high}", settings=(name,)
-        )
+def is_quantized(kv_type: str) -> bool:
+    """Whether a KV cache of this type needs flash attention."""
+    return kv_type.startswith("q")

@@ -10,7 +10,7 @@ import llama_cpp.llama_cpp as C
 
 from batching.errors import ContextError, InvalidParameter, OutOfMemory, UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
-from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
+from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams, is_quantized
 from batching.llama.device_memory import CacheSize, free_memory
 from batching.llama.devices import joined
 from batching.llama.hardware import available_memory, physical_cores
@@ -41,12 +41,7 @@ def create_context(
     if other is not None:
         native.ctx_other = other.handle
     _check_memory(model, CacheSize(native.n_ctx, params.kv_type), mtp=mtp)
-    used, created = model.native, None
-    clear_log()
-    with deferred_interrupts():
-        handle = C.llama_init_from_model(used.handle, native)
-        if handle:
-            created = NativeContext(ctypes.c_void_p(handle), used, other)
+    created = initialised(model, native, other)
     if created is None:
         raise _creation_error(model, native.n_ctx, params.kv_type)
     if not created.memory:
@@ -54,6 +49,17 @@ def create_context(
             f"{model.path} ({model.description}) keeps no KV cache, like embedding and audio "
             f"models, and cannot generate text; {TEXT_MODEL}"
         )
+    return created
+
+
+def initialised(model: Model, params: Any, other: NativeContext | None) -> NativeContext | None:
+    """What llama.cpp makes of its own ``params``; None if it fails, and its log tells why."""
+    used, created = model.native, None
+    clear_log()
+    with deferred_interrupts():
+        handle = C.llama_init_from_model(used.handle, params)
+        if handle:
+            created = NativeContext(ctypes.c_void_p(handle), used, other)
     return created
 
 
@@ -123,7 +129,7 @@ def _creation_error(model: Model, n_ctx: int, kv_type: str) -> ContextError:
         f"llama.cpp could not create a context of {n_ctx:,} tokens (KV cache {kv_type}) for "
         f"{model.path}: {reason()}"
     )
-    if kv_type == "q8_0":
+    if is_quantized(kv_type):
         return ContextError(
             f"{message}; use {{kv_type}} f16, or lower {{n_ctx}}", settings=("kv_type", "n_ctx")
         )
@@ -132,15 +138,13 @@ def _creation_error(model: Model, n_ctx: int, kv_type: str) -> ContextError:
 
 def _check_memory(model: Model, cache: CacheSize, *, mtp: bool) -> None:
     """Reject a cache larger than the memory it goes to: llama.cpp would abort."""
-    per_layer = cache.bytes_per_layer(model.kv_values_per_layer)
-    n_host = model.n_host_layers
-    places = [("", 1 if mtp else n_host, available_memory())]
+    n_host, values = model.n_host_layers, model.kv_values
+    places = [("", values[-1:] if mtp else values[:n_host], available_memory())]
     if model.devices and not mtp:
-        places.append(
-            (f" on {joined(model.devices)}", model.n_layer - n_host, free_memory(model.devices))
-        )
-    for where, n_layer, available in places:
-        needed = n_layer * per_layer + (0 if where else cache.n_ctx * 64)
+        where = f" on {joined(model.devices)}"
+        places.append((where, values[n_host : model.n_layer], free_memory(model.devices)))
+    for where, layers, available in places:
+        needed = cache.n_bytes(sum(layers)) + (0 if where else cache.n_ctx * 64)
         if available is not None and needed > available:
             raise out_of_memory(
                 f"a context of {cache.n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB{where} for "

@@ -99,21 +99,28 @@ class Placement:
     """Where a model is computed.
 
     n_gpu_layers  how many of its layers are on the devices, from the last; None = all that fit
+    n_cpu_moe     how many of its first layers have their experts in main memory even so; None = as
+                  many as do not fit
     devices       names of the devices, in order; None = all GPUs; empty = the CPU alone
     workers       addresses of RPC workers, HOST:PORT, whose devices come before this machine's
     """
 
     n_gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
     devices: tuple[str, ...] | None = None
     workers: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, n_gpu_layers: int | None, device: str | Sequence[str] | None, rpc: str | Sequence[str]
+        cls,
+        n_gpu_layers: int | None = None,
+        n_cpu_moe: int | None = None,
+        device: str | Sequence[str] | None = None,
+        rpc: str | Sequence[str] = (),
     ) -> Placement:
         """From settings, in which names may also be joined by commas; device ``none`` is none."""
         names = None if device is None else _names(device)
-        return cls(n_gpu_layers, () if names == ("none",) else names, _names(rpc))
+        return cls(n_gpu_layers, n_cpu_moe, () if names == ("none",) else names, _names(rpc))
 
     @property
     def local(self) -> Placement:
@@ -152,6 +159,24 @@ class Placement:
         if self.devices is None and not rpc.is_connected():
             return None
         return (ctypes.c_void_p * (len(chosen) + 1))(*[device.handle for device in chosen], None)
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override: where the tensors that match a pattern go."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def in_main_memory(tensors: str, n_layers: int) -> Any:
+    """Overrides, as llama.cpp takes them, that keep ``tensors``, a pattern, of the first layers in
+    main memory; None if of none."""
+    if not n_layers:
+        return None
+    buffer_type = exported("ggml_backend_cpu_buffer_type")
+    buffer_type.restype = ctypes.c_void_p
+    layers = "|".join(map(str, range(n_layers)))
+    pattern = rf"blk\.({layers})\.{tensors}".encode()
+    return (_Override * 2)(_Override(pattern, buffer_type()))  # the second, empty one ends them
 
 
 ANYWHERE = Placement()

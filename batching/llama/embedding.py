@@ -6,7 +6,6 @@ models have after that. Such models attend to later tokens, so a text is read in
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import llama_cpp.llama_cpp as C
@@ -14,10 +13,9 @@ import numpy as np
 
 from batching.errors import DecodeFailed, UnsupportedModel
 from batching.llama.batch import BatchMemory
-from batching.llama.create import out_of_memory
+from batching.llama.create import initialised, out_of_memory
 from batching.llama.hardware import physical_cores
-from batching.llama.interrupts import deferred_interrupts
-from batching.llama.log import clear_log, reason, recent_log
+from batching.llama.log import reason, recent_log
 from batching.llama.model import Model
 from batching.llama.native import NativeContext
 from batching.llama.output import closed
@@ -44,12 +42,7 @@ class EmbeddingContext:
         params.embeddings = True
         params.no_perf = True
         params.n_threads = params.n_threads_batch = n_threads or physical_cores()
-        used, created = model.native, None
-        clear_log()
-        with deferred_interrupts():
-            handle = C.llama_init_from_model(used.handle, params)
-            if handle:
-                created = NativeContext(ctypes.c_void_p(handle), used, None)
+        created = initialised(model, params, None)
         if created is None:
             raise out_of_memory(
                 f"llama.cpp could not create a context of {n_tokens:,} tokens for {model.path}: "

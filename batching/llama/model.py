@@ -26,8 +26,8 @@ from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama import private_api
 from batching.llama.charset import CONTROL, Charset, limited_charset, token_pattern
-from batching.llama.device_memory import CacheSize, choose_layers
-from batching.llama.devices import ANYWHERE, Placement, joined
+from batching.llama.device_memory import EXPERTS, CacheSize, choose_layers, kv_values
+from batching.llama.devices import ANYWHERE, Placement, in_main_memory
 from batching.llama.hardware import choose_cuda_graphs
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
@@ -68,7 +68,9 @@ class User(Protocol):
 class Model:
     """A loaded GGUF: weights, vocabulary and metadata. A context manager that closes it.
 
-    users  what is closed with it: its contexts
+    users      what is closed with it: its contexts
+    n_cpu_moe  its first layers, whose experts are in main memory
+    kv_values  keys and values of a token in the cache of each layer, at most
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
     """
@@ -86,8 +88,8 @@ class Model:
         """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any;
         ``embedding`` takes models that write no text, too.
 
-        If ``placement`` does not say how many layers go to the devices, as many do as fit together
-        with their part of ``cache``.
+        Of what ``placement`` leaves open, as much goes to the devices as fits together with its
+        part of ``cache``.
 
         ``progress`` is called with the share of the weights loaded, 0 to 1; an exception from it
         stops the load.
@@ -100,10 +102,16 @@ class Model:
         params = C.llama_model_default_params()
         self.placement = placement
         self.devices = placement.chosen()
-        n_gpu_layers = choose_layers(files, self.devices, placement.n_gpu_layers, cache)
+        offload = choose_layers(files, self.devices, placement, cache)
+        n_gpu_layers, self.n_cpu_moe, split = offload
         params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
-        native_devices = placement.native(self.devices)  # must outlive the call below
+        # These must outlive the call below.
+        native_devices = placement.native(self.devices)
+        overrides = in_main_memory(EXPERTS, self.n_cpu_moe)
+        shares = (ctypes.c_float * C.llama_max_devices())(*split)
         params.devices = ctypes.cast(native_devices, ctypes.c_void_p)
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        params.tensor_split = shares  # all zero: llama.cpp chooses
         params.load_mtp = mtp
 
         stopped: list[BaseException] = []
@@ -135,6 +143,7 @@ class Model:
         self.users: WeakSet[User] = WeakSet()
         _open.add(self)
         self.n_gpu_layers: int = params.n_gpu_layers
+        self.kv_values = kv_values(files[0])
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.own_template: str | None = None
         self.n_embd: int = C.llama_model_n_embd(handle)
@@ -220,25 +229,6 @@ class Model:
         if not self.devices:
             return self.n_layer
         return min(self.n_layer, max(0, self.n_layer + 1 - n_gpu)) if n_gpu >= 0 else 0
-
-    @property
-    def placed(self) -> str:
-        """Which layers are on which devices, in words; empty if all are on the CPU."""
-        n = self.n_layer - self.n_host_layers
-        names = joined(self.devices)
-        if n == self.n_layer:
-            return f"on {names}"
-        return f"{n} of {self.n_layer} layers on {names}" if n else ""
-
-    @property
-    def kv_values_per_layer(self) -> int:
-        """Values per token and layer in the KV cache, keys and values together."""
-        native, architecture = self.native, self.architecture
-        n_head = C.llama_model_n_head(native.handle)
-        head_dim = int(
-            self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
-        )
-        return 2 * int(C.llama_model_n_head_kv(native.handle)) * head_dim
 
     def metadata(self, key: str) -> str | None:
         """A metadata value of the GGUF as a string, or None."""

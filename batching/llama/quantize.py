@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import llama_cpp.llama_cpp as C
@@ -11,6 +10,7 @@ import llama_cpp.llama_cpp as C
 from batching.errors import InvalidParameter, ModelError
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
+from batching.replacing import replacing
 
 _PREFIX = "LLAMA_FTYPE_MOSTLY_"
 _FILE_TYPES: dict[str, int] = {
@@ -37,17 +37,8 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
     params.ftype = _FILE_TYPES[file_type]
     params.allow_requantize = True
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".part")
-    os.close(handle)
-    part = Path(name)
-    try:
-        initialise()
-        clear_log()
-        with deferred_interrupts():
-            code = C.llama_model_quantize(os.fsencode(source), os.fsencode(part), params)
-        if code:
+    initialise()
+    clear_log()
+    with replacing(target) as file, deferred_interrupts():
+        if C.llama_model_quantize(os.fsencode(source), os.fsencode(file.name), params):
             raise ModelError(f"{source} cannot be converted to {file_type}: {reason()}")
-        part.chmod(0o644)  # mkstemp creates it readable by the owner only
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """What is learnt about a model on this machine, kept in the user's cache from run to run.
 
 The cost of a decode, the acceptance estimates of the drafters, and what asking them brought. One
-file per model, build, device, GPU layers, thread count, KV type, flash attention and rewind; in it,
-all but the cost by draft model and heads.
+file per model, build, device, GPU layers, experts in main memory, thread count, KV type, flash
+attention and rewind; in it, all but the cost by draft model and heads.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ def file_for(context: Context) -> Path:
         context.params.kv_type,
         context.flash_attn,
         model.n_gpu_layers,
+        model.n_cpu_moe,
         context.n_rewind,
     )
     name = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]

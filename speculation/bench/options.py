@@ -10,7 +10,7 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
-from batching.llama.context import FLASH_ATTN, ContextParams
+from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from speculation.bench.device import on_or_off
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
@@ -138,13 +138,19 @@ class Options:
         0, "context size in tokens; 0 = the model's own, as far as memory allows (0)", type=int
     )
     threads: int | None = flag(None, "CPU threads (one per physical core)", **_N)
-    kv_type: str = flag("f16", "data type of the KV cache", choices=("f16", "f32", "q8_0"))
+    kv_type: str = flag("f16", "data type of the KV cache", choices=tuple(KV_TYPES))
     flash_attn: str = flag(
         "auto", "flash attention; auto measures which is faster at load time", choices=FLASH_ATTN
     )
     gpu_layers: int | None = flag(
         None,
         "layers on the GPU, if any (all that fit)",
+        type=lambda text: _positive(text, 0),
+        metavar="N",
+    )
+    n_cpu_moe: int | None = flag(
+        None,
+        "layers, from the first, whose experts stay in main memory (those that do not fit)",
         type=lambda text: _positive(text, 0),
         metavar="N",
     )
@@ -180,6 +186,7 @@ class Options:
             heads=self.heads,
             mtp=not self.no_mtp,
             n_gpu_layers=self.gpu_layers,
+            n_cpu_moe=self.n_cpu_moe,
             device=self.device,
             draft_device=self.draft_device,
             rpc=self.rpc,

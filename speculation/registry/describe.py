@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from batching.gguf.reader import GGUFFile
 from batching.gguf.splits import part_names
+from batching.llama.device_memory import kv_values, layer_bytes, per_layer
 from batching.llama.quantize import file_type_name
 
 _TEMPLATE = "tokenizer.chat_template"
@@ -21,6 +21,7 @@ class Shape:
     n_bytes   of all its files
     kv_values  of the keys and values of a token, in all layers
     file_type  its quantisation, such as Q4_K_M
+    expert_bytes  those of ``n_bytes`` that are its layers' experts
     """
 
     n_bytes: int
@@ -35,6 +36,7 @@ class Shape:
     n_vocab: int = 0
     kv_values: int = 0
     has_template: bool = False
+    expert_bytes: int = 0
 
 
 def describe(path: Path) -> Shape:
@@ -42,41 +44,34 @@ def describe(path: Path) -> Shape:
 
     Raises as ``GGUFFile``, and OSError if a file is missing.
     """
-    files = [path.with_name(name) for name in part_names(path.name)]
+    files = tuple(path.with_name(name) for name in part_names(path.name))
     stats = [file.stat() for file in files]
-    return _read(path, sum(one.st_size for one in stats), max(one.st_mtime_ns for one in stats))
+    return _read(files, sum(one.st_size for one in stats), max(one.st_mtime_ns for one in stats))
 
 
 @lru_cache(256)
-def _read(path: Path, n_bytes: int, _modified: int) -> Shape:
-    gguf = GGUFFile(path)
+def _read(files: tuple[Path, ...], n_bytes: int, _modified: int) -> Shape:
+    parts = [GGUFFile(file) for file in files]
+    gguf = parts[0]
     architecture = str(gguf.metadata.get("general.architecture", ""))
 
-    def value(key: str, default: Any = 0) -> Any:
-        return gguf.metadata.get(f"{architecture}.{key}", default)
+    def value(key: str) -> int:
+        return gguf.number(f"{architecture}.{key}")
 
-    n_layer, n_embd = int(value("block_count")), int(value("embedding_length"))
-    heads = _per_layer(value("attention.head_count", 1), n_layer)
-    kv_heads = _per_layer(value("attention.head_count_kv", heads), n_layer)
-    usual = n_embd // max(1, *heads) if heads else 0
-    width = sum(int(value(f"attention.{kind}_length", usual)) for kind in ("key", "value"))
+    heads = per_layer(gguf, "attention.head_count")
     embeddings = gguf.tensors.get("token_embd.weight")
     return Shape(
         n_bytes,
         architecture,
         file_type_name(gguf.number("general.file_type", -1)),
         str(gguf.metadata.get("general.size_label", "")),
-        int(value("context_length")),
-        n_layer,
-        max(kv_heads, default=0),
-        n_embd,
-        max(_per_layer(value("feed_forward_length"), n_layer), default=0),
+        value("context_length"),
+        value("block_count"),
+        max(per_layer(gguf, "attention.head_count_kv", heads), default=0),
+        value("embedding_length"),
+        max(per_layer(gguf, "feed_forward_length"), default=0),
         embeddings.shape[0] if embeddings is not None else 0,
-        width * sum(kv_heads),
+        sum(kv_values(gguf)),
         bool(gguf.metadata.get(_TEMPLATE)),
+        int(layer_bytes(parts)[1].sum()),
     )
-
-
-def _per_layer(value: Any, n_layer: int) -> list[int]:
-    """A value that a header gives once or for each layer."""
-    return [int(one) for one in value] if isinstance(value, list) else [int(value)] * n_layer

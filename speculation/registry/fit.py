@@ -26,11 +26,12 @@ _MIB, _GIB = 2**20, 2**30
 
 class Wanted(NamedTuple):
     """How a model is to be loaded: ``n_ctx`` 0 is ``own_context``, ``n_gpu_layers`` None all that
-    fit."""
+    fit, ``n_cpu_moe`` None the experts that do not."""
 
     n_ctx: int = 0
     kv_type: str = "f16"
     n_gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
 
 
 class Memory(NamedTuple):
@@ -86,7 +87,7 @@ def own_context(shape: Shape, wanted: Wanted, memory: Memory) -> int:
     many as memory allows.
 
     The cache takes half of the main memory that the rest leaves, since other programs and idle
-    texts need some, too. It takes what is left on a GPU, but moves no layer off it, except up to
+    texts need some, too. It takes what is left on a GPU, but moves no weights off it, except up to
     ``USUAL_CTX``. 0 if the file does not tell the model's own; ``USUAL_CTX`` at most if memory is
     not known.
     """
@@ -94,19 +95,17 @@ def own_context(shape: Shape, wanted: Wanted, memory: Memory) -> int:
     if main is None or not all(free for _, free in memory.devices):
         return usual
 
-    def sizes(n_ctx: int) -> tuple[float, Need]:
-        needed = need(shape, wanted._replace(n_ctx=n_ctx))
-        return _share_on_devices(shape, wanted, memory, needed.weights + needed.cache), needed
+    def on_devices(n_ctx: int) -> tuple[int, int]:
+        return _on_devices(shape, wanted._replace(n_ctx=n_ctx), memory)
 
-    usual_share = sizes(usual)[0]
+    usual_weights = on_devices(usual)[0]
 
     def holds(n_ctx: int) -> bool:
-        share, needed = sizes(n_ctx)
-        on_devices = (needed.weights + needed.cache) * share
-        if n_ctx > usual and (share < usual_share or on_devices > _room(memory)):
+        weights, cache = on_devices(n_ctx)
+        if n_ctx > usual and (weights < usual_weights or weights + cache > _room(memory)):
             return False
-        rest = needed.weights * (1 - share) + needed.compute
-        return 2 * needed.cache * (1 - share) <= main - rest
+        needed = need(shape, wanted._replace(n_ctx=n_ctx))
+        return 2 * (needed.cache - cache) <= main - (needed.weights - weights + needed.compute)
 
     lower = range((shape.n_ctx_train - 1) // _STEP * _STEP, LEAST_CTX, -_STEP)
     return next((n for n in (shape.n_ctx_train, *lower) if holds(n)), min(usual, LEAST_CTX))
@@ -149,13 +148,11 @@ def fit(shape: Shape, wanted: Wanted, memory: Memory, smaller: Sequence[Smaller]
 
 def _fit(shape: Shape, wanted: Wanted, memory: Memory) -> Fit:
     needed = need(shape, wanted)
-    layers = needed.weights + needed.cache
-    share = _share_on_devices(shape, wanted, memory, layers)
-    on_devices = int(layers * share)
-    main = layers - on_devices + needed.compute
+    on_devices = sum(_on_devices(shape, wanted, memory))
+    main = needed.weights + needed.cache - on_devices + needed.compute
     is_least = not shape.n_layer
     room = _room(memory)
-    if share and on_devices > room:
+    if on_devices > room:
         names = " and ".join(name for name, _ in memory.devices)
         told = f"{wanted.n_gpu_layers} layers need {in_words(on_devices)} on {names}"
         return Fit(False, f"{told}, where {in_words(room)} are free.", is_least=is_least)
@@ -175,14 +172,25 @@ def _room(memory: Memory) -> int:
     return free - min(_GIB, free // 8)
 
 
-def _share_on_devices(shape: Shape, wanted: Wanted, memory: Memory, layers: int) -> float:
-    """The share of the layers that is on the devices."""
-    if not memory.devices or not layers:
-        return 0.0
-    if wanted.n_gpu_layers is not None:
-        return min(1.0, wanted.n_gpu_layers / (shape.n_layer + 1))
-    n_layer = shape.n_layer + 1  # the output matrix counts as one
-    return min(n_layer, _room(memory) * n_layer // layers) / n_layer
+def _on_devices(shape: Shape, wanted: Wanted, memory: Memory) -> tuple[int, int]:
+    """Bytes of the weights and of the cache that are on the devices, as if all layers were alike:
+    the last layers, and the experts of the last of these."""
+    if not memory.devices:
+        return 0, 0
+    n_layer, room, cache = shape.n_layer + 1, _room(memory), need(shape, wanted).cache
+    rest, experts = shape.n_bytes - shape.expert_bytes, shape.expert_bytes / n_layer
+    with_experts = 0 if wanted.n_cpu_moe is None else max(0, n_layer - wanted.n_cpu_moe)
+
+    def size(n: int) -> float:
+        return (rest + cache) * n / n_layer + experts * min(n, with_experts)
+
+    n = wanted.n_gpu_layers
+    if n is None:  # the output matrix counts as one
+        n = next((n for n in range(n_layer, 0, -1) if size(n) <= room), 0)
+    n = min(n, n_layer)
+    if wanted.n_cpu_moe is None and experts:
+        with_experts = max(0, int((room - size(n)) // experts))
+    return int(rest * n / n_layer + experts * min(n, with_experts)), cache * n // n_layer
 
 
 def _changes(

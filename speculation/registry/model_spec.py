@@ -9,6 +9,7 @@ from typing import Any
 
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.model import ALL_LAYERS
 from speculation.registry import PAIRED, default_model
 
 
@@ -70,6 +71,13 @@ class ModelSpec:
         "layers on the GPU, if there is one (all that fit)",
         flag="--gpu-layers",
         type=at_least(0),
+    )
+    n_cpu_moe: int | None = _flag(
+        None,
+        "layers, from the first, whose experts stay in main memory (those that do not fit on the "
+        "GPU)",
+        type=at_least(0),
+        metavar="N",
     )
     device: str | None = _flag(
         None,
@@ -142,6 +150,9 @@ def add_model_flags(parser: argparse._ActionsContainer, names: Collection[str] =
             if "action" in options:  # a switch, which is off
                 del options["default"]
             parser.add_argument(flag, **options)
+            if each.name == "n_cpu_moe":
+                all_of_them = {"action": "store_const", "const": ALL_LAYERS, "dest": "n_cpu_moe"}
+                parser.add_argument("--cpu-moe", help="keep all experts there", **all_of_them)
 
 
 def _destination(each: Field[Any]) -> str:

@@ -22,6 +22,7 @@ FLAGS = {
     "embedding_model": "--embedding-model",
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
+    "n_cpu_moe": "--n-cpu-moe",
     "device": "--device",
     "kv_type": "--kv-type",
     "parallel": "--parallel",

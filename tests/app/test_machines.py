@@ -58,6 +58,12 @@ for written in (states, blocks, mtp, hybrid, attached):
                 assert found.token_ids == plain, method
                 print(method)
 """
+EXPERTS = """
+import sys
+from tests.support.experts import check_experts
+one, two = sys.argv[1:]
+check_experts({"rpc": [one, two]}, {"rpc": one}, "RPC")
+"""
 CAT = ({"role": "user", "content": "a cat"},)
 ENDLESS = {"grammar": "root ::= [a-z] root"}
 METHODS = ("ar", "auto", "prompt-lookup", "suffix", "recycling", "lookahead", "jacobi", "draft")
@@ -90,6 +96,12 @@ def test_heads_draft_for_a_model_computed_by_workers() -> None:
     assert done.returncode == 0, done.stderr
     methods = {line.partition(":")[0] for line in done.stdout.splitlines()}
     assert {"eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter", "dflash", "mtp"} < methods
+
+
+def test_experts_stay_here_while_workers_have_the_rest_of_the_layers() -> None:
+    with worker() as one, worker() as two:
+        done = run("-c", EXPERTS, f"127.0.0.1:{one}", f"127.0.0.1:{two}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_weights_are_sent_to_a_worker_with_a_cache_only_once(

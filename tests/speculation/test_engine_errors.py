@@ -301,6 +301,7 @@ def test_arguments_of_a_wrong_type_are_refused_by_name(engine: Engine) -> None:
         ({"parallel": 0}, "parallel is 0; give 1 to 256"),
         ({"parallel": 257}, "parallel is 257; give 1 to 256"),
         ({"parallel": "2"}, "parallel is '2'; give an integer"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe is -1; give 0 to 999"),
         ({"n_ctx": 2.5}, "n_ctx is 2.5; give an integer or None"),
         ({"memory": 3}, "memory is 3; give a text or a Path or None"),
         ({"heads": [3]}, "heads is .3.; give a text or a Path or a list with a text or a Path"),

@@ -49,7 +49,8 @@ class Tensors:
 
     def add(self, name: str, *shape: int, scale: float = 1.6) -> None:
         """Normal weights of deviation ``scale`` / √ columns."""
-        if name.endswith(("attn_output.weight", "ffn_down.weight", "out_proj.weight")):
+        outputs = ("attn_output.weight", "ffn_down.weight", "down_exps.weight", "out_proj.weight")
+        if name.endswith(outputs):
             scale *= self._influence
         self.put(name, scale / np.sqrt(shape[-1]) * self.rng.standard_normal(shape))
 
@@ -77,6 +78,7 @@ def write_tiny_gguf(
     n_embd: int = 32,
     n_layer: int = 2,
     n_head: int = 4,
+    n_expert: int = 0,
     architecture: str = "llama",
     chat_template: str | None = CHAT_TEMPLATE,
     bos: int = 1,
@@ -92,12 +94,15 @@ def write_tiny_gguf(
     """Write an F32 model of random weights and return its path; with ``tensors_per_file`` the path
     from which the names of the files, ``name-00001-of-00003.gguf``, are made. ``more`` adds
     metadata, ``last`` may change any. Layers add ``influence`` of what random weights would;
-    ``tensors`` replace random ones."""
+    ``tensors`` replace random ones. With ``n_expert``, each token uses two of so many experts."""
     writer = started_writer(
         path, architecture, n_embd, n_layer, (2 * n_embd, n_head, n_head), n_ctx=n_ctx, bos=bos,
         chat_template=chat_template, tensors_per_file=tensors_per_file, n_bytes=n_bytes,
         tokenizer=tokenizer,
     )  # fmt: skip
+    if n_expert:
+        writer.add_expert_count(n_expert)
+        writer.add_expert_used_count(2)
     if more is not None:
         more(writer)
     writer.add_add_bos_token(add_bos)
@@ -108,7 +113,11 @@ def write_tiny_gguf(
     for i in range(n_layer):
         made.add_norms(n_embd, f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm")
         made.add_attention(f"blk.{i}", n_embd)
-        made.add_ffn(f"blk.{i}", n_embd)
+        if n_expert:
+            made.add(f"blk.{i}.ffn_gate_inp.weight", n_expert, n_embd)
+            made.add_ffn(f"blk.{i}", n_embd, "_exps", (n_expert,))
+        else:
+            made.add_ffn(f"blk.{i}", n_embd)
     made.add_norms(n_embd, "output_norm")
     made.add("output.weight", n_vocab, n_embd)
     if last is not None:

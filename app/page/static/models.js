@@ -23,7 +23,7 @@ export async function openModels() {
   }
   const value = loadWith.n_ctx || "";
   const n_ctx = h("input", { type: "number", min: 0, step: 256, value, placeholder: "own" });
-  const kv_type = h("select", {}, ...["f16", "q8_0", "f32"].map((type) => h("option", {}, type)));
+  const kv_type = h("select", {}, ...["f16", "q8_0", "q5_1", "q4_0", "f32"].map((type) => h("option", {}, type)));
   kv_type.value = loadWith.kv_type;
   const change = tried(async () => {
     loadWith = { n_ctx: Math.max(0, Math.round(Number(n_ctx.value) || 0)), kv_type: kv_type.value };
@@ -42,7 +42,7 @@ export async function openModels() {
       "div",
       { class: "row" },
       h("label", { title: "--ctx; empty: the model's own, as far as memory allows" }, "Context", n_ctx, "tokens"),
-      h("label", { title: "--kv-type; q8_0 takes half the memory of f16" }, "KV cache", kv_type),
+      h("label", { title: "--kv-type; q8_0 takes half the memory of f16, q4_0 a quarter" }, "KV cache", kv_type),
     ),
     h("p", { class: "error", id: "load-error", role: "alert", hidden: true }),
     h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),

@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.page.settings import Settings, read_settings
+from batching.llama.model import ALL_LAYERS
 from speculation.registry import PAIRED
 from tests.support.fake_backend import FakeBackend
 
@@ -123,18 +124,24 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
     assert (flags.host, flags.port, flags.spec.n_ctx) == ("127.0.0.1", None, 0)
     assert (flags.spec.model, flags.spec.draft_model, flags.spec.heads) == ("m.gguf", None, ())
     assert (flags.method, parse_flags([]).method) == ("lookahead:window=5", None)
+    found = [
+        parse_flags(given).spec.n_cpu_moe for given in ([], ["--cpu-moe"], ["--n-cpu-moe", "3"])
+    ]
+    assert found == [None, ALL_LAYERS, 3]
     paired = parse_flags(["--draft-model", "--heads", "--no-mtp"]).spec
     assert (paired.draft_model, paired.heads, paired.mtp) == (PAIRED, (PAIRED,), False)
     with pytest.raises(SystemExit):
         parse_flags(["--method", "lokahead"])
     assert "give one of auto, ar, " in capsys.readouterr().err
     for wrong, told in (
-        ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
+        ("--ctx -5", "n_ctx is -5; give 0 to 2147483392"),
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
         ("--gpu-layers -5", "argument --gpu-layers: invalid value '-5'; give an integer from 0"),
+        ("--n-cpu-moe -5", "argument --n-cpu-moe: invalid value '-5'; give an integer from 0"),
         ("--parallel 0", "argument --parallel: invalid value '0'; give an integer from 1 to 256"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
+        ("--kv-type q4_0 --flash-attn off", "a q4_0 KV cache needs flash attention"),
     ):
         with pytest.raises(SystemExit):
             parse_flags(wrong.split())

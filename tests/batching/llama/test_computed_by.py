@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from batching.llama import computed_by as module
 from batching.llama.computed_by import computed_by, missing
 from batching.llama.devices import Device, Placement
 from batching.llama.model import Model
+from tests.support.tiny_gguf import write_tiny_gguf
 
 CPU = Device("cpu", "CPU", "AMD EPYC", 0)
 H100 = Device("gpu", "CUDA0", "NVIDIA H100", 0)
@@ -31,13 +33,20 @@ TOOLKIT = "the CUDA toolkit (Debian: nvidia-cuda-toolkit)"
             "Computed by CUDA0 (NVIDIA H100), 1 of 2 layers, and the CPU (AMD EPYC).",
         ),
         (
+            Placement(n_cpu_moe=1),
+            [H100],
+            [H100],
+            "Computed by CUDA0 (NVIDIA H100), 2 of 2 layers without the experts of the first 1, "
+            "and the CPU (AMD EPYC).",
+        ),
+        (
             Placement(0),
             [H100],
             [H100],
             "Computed by the CPU (AMD EPYC): the settings leave out CUDA0 (NVIDIA H100).",
         ),
         (
-            Placement(None, ()),
+            Placement(devices=()),
             [],
             [H100],
             "Computed by the CPU (AMD EPYC): the settings leave out CUDA0 (NVIDIA H100).",
@@ -56,13 +65,14 @@ def test_the_sentence_names_the_devices_and_the_reason(
     model_devices: Sequence[Device],
     found: Sequence[Device],
     sentence: str,
-    tiny_model: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "devices", lambda: [CPU, *found])
     monkeypatch.setattr(module, "gpus", lambda: found)
     monkeypatch.setattr(module, "look", Machine)
-    with Model(tiny_model, placement=Placement(placement.n_gpu_layers)) as model:
+    path = write_tiny_gguf(tmp_path / "m.gguf", n_expert=4)
+    with Model(path, placement=replace(placement, devices=None)) as model:
         model.placement, model.devices = placement, list(model_devices)
         assert computed_by(model) == sentence
         if not found:

@@ -16,12 +16,15 @@ from batching.cache import SequenceCache
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.context_params import KV_TYPES
 from batching.llama.create import max_tokens
+from batching.llama.device_memory import CacheSize
 from batching.llama.model import Model
 from batching.rows import text_rows, tree_rows
 from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.engine import Engine
+from speculation.registry import resolve
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
@@ -120,10 +123,22 @@ def test_flash_attention_is_not_measured_if_there_is_no_choice(
     on_cpu, on_gpu = model(n_host_layers=2), model(n_host_layers=0)
     assert choose_flash_attn(on_cpu, ContextParams(flash_attn="on")) == "on"
     assert choose_flash_attn(on_cpu, ContextParams(flash_attn="off")) == "off"
-    assert (
-        choose_flash_attn(on_cpu, ContextParams(kv_type="q8_0")) == "on"
-    )  # a quantised cache needs it
+    for kv_type in ("q8_0", "q5_1", "q4_0"):  # a quantised cache needs it
+        assert choose_flash_attn(on_cpu, ContextParams(kv_type=kv_type)) == "on"
     assert choose_flash_attn(on_gpu, ContextParams()) == "auto"  # llama.cpp decides
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_a_token_takes_as_much_memory_as_its_type_of_cache_is_said_to(kv_type: str) -> None:
+    params = ContextParams(256, 64, kv_type=kv_type, flash_attn="on", n_threads=1)
+    with Model(resolve("bundled")) as bundled, Context(bundled, params) as context:
+        sizes = []
+        for n in (32, 64):
+            context.seq_rm(-1, 0, -1)
+            context.decode(text_rows([5] * n, 0, [False] * (n - 1) + [True]))
+            sizes.append(len(context.copy_out(0)))
+        expected = CacheSize(32, kv_type).n_bytes(sum(bundled.kv_values))
+    assert sizes[1] - sizes[0] == pytest.approx(expected, rel=0.01)  # and its position
 
 
 def test_flash_attention_is_also_measured_with_a_recurrent_model(tmp_path: Path) -> None:

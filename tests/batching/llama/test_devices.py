@@ -14,10 +14,11 @@ import pytest
 from batching.errors import OutOfMemory
 from batching.gguf.reader import GGUFFile
 from batching.llama import hardware, library
-from batching.llama.device_memory import CacheSize, choose_layers
+from batching.llama.device_memory import CacheSize, Offload, choose_layers, layer_bytes
 from batching.llama.devices import Device, Placement, devices
 from batching.llama.hardware import physical_cores
 from batching.llama.library import exported, library_folder
+from batching.llama.log import recent_log
 from batching.llama.model import Model
 from batching.llama.private_api import _look_up
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -116,7 +117,7 @@ def with_room(n_bytes: int) -> Fake:
 
 
 def chosen(files: Any, *devices: Any, n: int | None = None, cache: CacheSize | None = None) -> Any:
-    return choose_layers(files, devices, n, cache)
+    return choose_layers(files, devices, Placement(n), cache).n_gpu_layers
 
 
 def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache_and_more_are_refused(
@@ -127,10 +128,10 @@ def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache_and_more_are_r
     last = files[0].n_bytes("output.weight") + files[0].n_bytes("output_norm.weight")
     assert chosen(files, with_room(last + 2 * layer)) == 3
     assert chosen(files, with_room(last + 2 * layer - 1)) == 2
-    both = with_room(last + 2 * layer).memory[0]
-    assert chosen(files, Fake(both - 5000), Fake(5000)) == 3
+    assert chosen(files, with_room(2 * layer), with_room(last + 2 * layer)) == 5
+    assert chosen(files, with_room(2 * layer), with_room(last + 2 * layer - 1)) == 4
     assert chosen(files, with_room(last - 1)) == 0
-    assert chosen(files, with_room(last + 4 * layer)) is None
+    assert chosen(files, with_room(last + 4 * layer)) == 5
     # 32 wide, so keys and values of a token take 64 values of 4 bytes in each layer.
     cache = CacheSize(1000, "f32")
     assert chosen(files, with_room(last + 3 * layer + 2 * 256_000), cache=cache) == 3
@@ -140,7 +141,66 @@ def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache_and_more_are_r
     assert chosen(files) is None
     assert chosen(files, n=3) == 3
     assert chosen(files, Fake(100 * layer), n=2) == 2
+    assert chosen(files, Fake(last + layer), n=2) == 2  # more than what should stay free
     fits = "4 layers of .*but CUDA0 has 0.0 GiB free; lower n_gpu_layers to 1, or leave it out"
     with pytest.raises(OutOfMemory, match=fits) as caught:
         chosen(files, Fake(2 * layer), n=4)
     assert caught.value.available == 2 * layer
+
+
+def test_experts_stay_in_main_memory_before_any_layer_does(tmp_path: Path) -> None:
+    files = [GGUFFile(write_tiny_gguf(tmp_path / "m.gguf", n_layer=4, n_expert=4))]
+    rest, experts = (int(one[0]) for one in layer_bytes(files))
+    assert experts == 4 * 3 * 32 * 64 * 4  # four of three F32 matrices
+    last = sum(files[0].n_bytes(name) for name in files[0].tensors if name.startswith("output"))
+    layers, copied = last + 4 * rest, 2 * experts // 3
+
+    def placed(room: int, cache: CacheSize | None = None, **wanted: int) -> tuple[int | None, int]:
+        found: Any = choose_layers(files, [with_room(room)], Placement(**wanted), cache)  # type: ignore
+        return found.n_gpu_layers, found.n_cpu_moe
+
+    assert placed(layers + 4 * experts) == (5, 0)
+    # With experts in main memory, the device has room for a copy of a part of them.
+    assert placed(layers + 4 * experts - 1) == (5, 1)
+    assert placed(layers + 3 * experts + copied - 1) == (5, 2)
+    # 100 tokens take 25,600 bytes in each layer, together a little more than a layer's experts.
+    assert placed(layers + 4 * experts, CacheSize(100, "f32")) == (5, 2)
+    assert placed(layers + copied) == (5, 4)
+    assert placed(layers + copied - 1) == (4, 4)
+    assert placed(last + rest + copied) == (2, 4)
+    # What is asked for is kept, and the rest fitted to it.
+    assert placed(layers + 4 * experts, n_cpu_moe=3) == (5, 3)
+    assert placed(layers + 4 * experts, n_cpu_moe=999) == (5, 4)
+    two = last + 2 * (rest + experts)
+    assert placed(two + copied, n_cpu_moe=1) == (3, 1)
+    assert placed(two, n_gpu_layers=3) == (3, 0)
+    assert placed(two - 1, n_gpu_layers=3) == (3, 3)
+    with pytest.raises(OutOfMemory, match="4 layers .*; lower n_gpu_layers to 1, or leave it out"):
+        placed(last + experts, n_gpu_layers=4, n_cpu_moe=0)
+
+
+def test_several_devices_share_layers_with_and_without_experts_by_their_bytes(
+    tmp_path: Path,
+) -> None:
+    files = [GGUFFile(write_tiny_gguf(tmp_path / "m.gguf", n_layer=8, n_expert=16))]
+    both = 2 * [with_room(int(3.5 * layer_bytes(files)[1][0]))]
+    # Halves of the layers would leave all experts to the second device.
+    found = choose_layers(files, both, Placement(), None)  # type: ignore[arg-type]
+    assert found == Offload(9, 4, (6, 3))
+
+
+def test_llama_cpp_keeps_the_experts_of_the_first_layers_in_main_memory(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_expert=4)
+    moved = {}
+    for n in (None, 0, 2, 999):
+        with Model(path, placement=Placement(n_cpu_moe=n)) as model:
+            lines = [line for line in recent_log().splitlines() if "overridden to CPU" in line]
+            moved[n] = model.n_cpu_moe, {line.split()[1] for line in lines}
+    names = {f"ffn_{part}_exps.weight" for part in ("gate", "up", "down")}
+    first, second, third = ({f"blk.{i}.{name}" for name in names} for i in range(3))
+    assert moved == {
+        None: (0, set()),
+        0: (0, set()),
+        2: (2, first | second),
+        999: (3, first | second | third),
+    }

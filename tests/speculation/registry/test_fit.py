@@ -27,6 +27,11 @@ MIB, GIB = 2**20, 2**30
 BIG = Shape(
     int(4.6 * GIB), "llama", "Q4_K_M", "8B", 131072, 32, 8, 4096, 14336, 128256, 65536, True
 )
+# As Qwen3 30B A3B in Q4_K_M.
+EXPERTS = Shape(
+    int(17.3 * GIB), "qwen3moe", "Q4_K_M", "30B-A3B", 40960, 48, 4, 2048, 6144, 151936, 49152, True,
+    int(16.3 * GIB),
+)  # fmt: skip
 SMALL = Smaller("hf:o/r/big-Q2_K.gguf", 3 * GIB)
 
 
@@ -143,6 +148,28 @@ def test_a_line_tells_the_context_and_what_would_make_it_larger(
     n_ctx: int, wanted: Wanted, told: str
 ) -> None:
     assert context_in_words(n_ctx, 32768, wanted) == told
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "on_gpu"),
+    [
+        (Wanted(4096), 24, "17.7 GiB"),  # all
+        (Wanted(4096), 13, "11.7 GiB"),  # all layers, and the experts of 31
+        (Wanted(4096), 2, "1.7 GiB"),  # all layers, and the experts of one
+        (Wanted(4096), 1, "891 MiB"),  # some layers
+        (Wanted(4096, n_cpu_moe=999), 24, "1.4 GiB"),
+        (Wanted(4096, n_cpu_moe=24), 24, "9.7 GiB"),
+        (Wanted(4096, n_gpu_layers=24, n_cpu_moe=24), 24, "8.7 GiB"),
+        (Wanted(4096, n_gpu_layers=24, n_cpu_moe=40), 24, "3.7 GiB"),
+    ],
+)
+def test_experts_that_the_gpu_does_not_hold_are_in_main_memory(
+    wanted: Wanted, free: int, on_gpu: str
+) -> None:
+    found = fit(EXPERTS, wanted, Memory(64 * GIB, (("CUDA0", free * GIB),)))
+    assert f" and {on_gpu} on the GPU" in found.sentence
+    # The context grows as long as that moves no expert off the GPU.
+    assert own_context(EXPERTS, Wanted(), Memory(64 * GIB, (("CUDA0", 13 * GIB),))) == 10240
 
 
 def changed(change: Change, wanted: Wanted) -> tuple[Shape, Wanted]:
