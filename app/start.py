@@ -30,7 +30,7 @@ from app.worker.messages import Failed, Loaded, Loading, ModelSpec
 from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
-from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.context_params import MAX_SLOTS
 from speculation.methods import METHODS, load_method_file, parse_method
 from speculation.registry import PAIRED, default_model
 from speculation.registry.fit import Wanted, context_in_words, in_words
@@ -193,8 +193,8 @@ def parse_flags(
         parser.error(f"--gpu-layers is {flags.gpu_layers}; give 0 or more")
     if flags.max_tokens is not None and flags.max_tokens < 1:
         parser.error(f"--max-tokens is {flags.max_tokens}; give at least 1")
-    if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SEQUENCES:
-        parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SEQUENCES}")
+    if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SLOTS:
+        parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SLOTS}")
     if flags.keep_texts < 0:
         parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
     if flags.api_key and not all(flags.api_key):

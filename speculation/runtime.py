@@ -21,7 +21,7 @@ from batching.errors import (
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
-from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.context_params import MAX_SEQUENCES, MAX_SLOTS
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
@@ -74,9 +74,9 @@ class LoadParams:
 
     def __post_init__(self) -> None:
         require_types(vars(self), hints_of(LoadParams))
-        if not 1 <= self.parallel <= MAX_SEQUENCES:
+        if not 1 <= self.parallel <= MAX_SLOTS:
             raise InvalidParameter(
-                f"{{parallel}} is {self.parallel}; give 1 to {MAX_SEQUENCES}",
+                f"{{parallel}} is {self.parallel}; give 1 to {MAX_SLOTS}",
                 settings=("parallel",),
             )
 

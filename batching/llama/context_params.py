@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from batching.errors import InvalidParameter, hints_of, require_types
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
+MAX_SLOTS = MAX_SEQUENCES - 1  # one sequence may be needed for copies
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
 MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 models
 MAX_CELLS = 2**31 - 256
@@ -48,7 +49,7 @@ class ContextParams:
                 f"{{n_batch}} is {self.n_batch}; give at least 1", settings=("n_batch",)
             )
         _check_range("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
-        _check_range("n_slots", self.n_slots, 1, MAX_SEQUENCES)
+        _check_range("n_slots", self.n_slots, 1, MAX_SLOTS)
         _check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
         if self.n_threads is not None:
             _check_range("n_threads", self.n_threads, 1, MAX_THREADS)

@@ -145,6 +145,9 @@ class PlaybackTarget:
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None: ...
 
+    def has_window(self, seq_id: int, n_tokens: int) -> bool:
+        return True
+
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None: ...
 
     def save(self, seq_id: int) -> object:
