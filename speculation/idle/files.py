@@ -194,23 +194,18 @@ class TextFiles:
                 _HEADER.unpack(file.read(_HEADER.size))
             )
             n_begin = 4 * n_tokens + 16 * n_states
-            size = _HEADER.size + n_begin + n_bytes
-            found, expected = (magic, identity, size), (_MAGIC, self._identity.encode())
-            begin = (
-                file.read(n_begin) if found == (*expected, os.fstat(file.fileno()).st_size) else b""
-            )
-            if begin and zlib.crc32(begin) == check:
-                tokens = np.frombuffer(begin, "<i4", n_tokens).tolist()
-                ends, sizes = (
-                    np.frombuffer(begin, "<i8", offset=4 * n_tokens).reshape(2, -1).tolist()
-                )
-                states = [pages(size) if whole else None for size in sizes]
+            begin, size = file.read(n_begin), _HEADER.size + n_begin + n_bytes
+            found = magic, identity, size, check
+            actual = os.fstat(file.fileno()).st_size, zlib.crc32(begin)
+            if found == (_MAGIC, self._identity.encode(), *actual):
+                tokens = tuple(np.frombuffer(begin, "<i4", n_tokens).tolist())
+                table = np.frombuffer(begin, "<i8", offset=4 * n_tokens).reshape(2, -1)
+                ends, sizes = table.tolist()
+                states: list[Any] = [pages(n) if whole else None for n in sizes]
                 for state in states if whole else ():
                     file.readinto(state)
                 if not whole or _check(states) == state_check:
-                    return IdleText(
-                        tuple(tokens), n_prompt, [*zip(ends, states, strict=True)], path=path
-                    )
+                    return IdleText(tokens, n_prompt, [*zip(ends, states, strict=True)], path=path)
         with suppress(OSError):
             path.unlink()
         return None
