@@ -6,18 +6,19 @@ Invariant: every sequence in use contains exactly ``tokens``. Pure bookkeeping o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
 from batching.rows import Rows, text_rows
-from batching.slots import decoding
-from batching.target import ALL, END, Cancelled, Output, Target, Watch
+from batching.slots import Slot, decoding
+from batching.target import ALL, END, Output, Target
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, Floats
 
-TAIL = 8  # tokens after the saved state: the next prompt may differ in the last few
-MAX_SAVED = 3
+TAIL = 8  # tokens after the last saved state: the next prompt may differ in the last few
+EVERY = 512  # tokens of a prompt, after which a state is saved in any case
+MAX_SAVED = 8  # states of a text: megabytes each
 # Chunk size when hidden states are read (every such row also gets a row of logits), and how many
 # cached tokens may be decoded again for their states.
 STATE_ROWS = 64
@@ -53,11 +54,10 @@ class SequenceCache:
 
     n_deferred  trailing tokens not decoded yet; they precede the next tree's rows, so a prompt and
                 the first token take one decode
-    watch       receives the progress of that decode and may cancel it
     saved       states of the target that ``truncate`` may go back to: (n_tokens, state), ascending
 
-    If the target cannot rewind freely, its state is saved shortly before the end of each prompt.
-    The next turn of a chat, or another reply to the same message, starts from there.
+    If the target cannot rewind freely, its state is saved while a prompt is read: after each turn,
+    every ``EVERY`` tokens, and shortly before the end. Texts that begin alike start from there.
     """
 
     def __init__(self, target: Target) -> None:
@@ -65,8 +65,12 @@ class SequenceCache:
         self.tokens: list[int] = []
         self.n_seq = 1
         self.n_deferred = 0
-        self.watch: Watch | None = None
         self.saved: list[tuple[int, object]] = []
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only saved states let it go back to a part of the text."""
+        return self.target.n_rewind < NO_LIMIT
 
     @property
     def n_past(self) -> int:
@@ -98,40 +102,22 @@ class SequenceCache:
         self,
         tokens: Sequence[int],
         *,
-        progress: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool] | None = None,
         reader: StateReader | None = None,
         defer: bool = False,
     ) -> int:
         """Make ``tokens`` the committed text; return how many of them were cached.
 
-        Decodes what follows the longest common prefix, in chunks of ``n_batch``.
-        ``progress(done, total)`` is called after each chunk, and during long ones.
-        ``cancelled()`` is polled before each chunk, and during long ones.
-        A ``reader`` of hidden states gets smaller chunks. The last few cached tokens are decoded
-        again for it, unless the target cannot rewind freely. With ``defer`` the last chunk waits
-        for the next tree's decode if a row still fits; ``progress`` does not report its end.
+        Decodes what follows the longest common prefix, in chunks of ``n_batch``. A ``reader`` of
+        hidden states gets smaller chunks. The last few cached tokens are decoded again for it,
+        unless the target cannot rewind freely. With ``defer`` the last chunk waits for the next
+        tree's decode if a row still fits.
 
-        Raises PromptTooLong, or Cancelled; finished chunks stay committed.
+        Raises PromptTooLong; after another error finished chunks stay committed.
         """
-        self.watch = None
-        reading, total = Reading(self, tokens, reader, defer=defer), len(tokens)
-        if progress is not None:
-            progress(self.n_past, total)
+        reading = Reading(self, tokens, reader, defer=defer)
         try:
-            while self.n_past < total:
-                if cancelled is not None and cancelled():
-                    raise Cancelled
-                first = self.n_past
-                rows = reading.next_rows()
-                end = first + len(rows) if rows is not None else total
-                watch = _watch(first, end, total, progress, cancelled)
-                if rows is None:
-                    self.watch = watch
-                    break
-                reading.take(self.target.decode(rows, watch))
-                if progress is not None:
-                    progress(self.n_past, total)
+            while (rows := reading.next_rows()) is not None:
+                reading.take(self.target.decode(rows))
         finally:
             reading.close()
         return reading.n_reused
@@ -139,7 +125,7 @@ class SequenceCache:
     def with_deferred(self, rows: Rows) -> Rows:
         """The rows of a tree, preceded by any deferred prompt tokens.
 
-        Decode them with ``watch``, and pass only the tree's rows to ``commit``.
+        Pass only the tree's rows to ``commit``.
         """
         n = self.n_deferred
         if not n:
@@ -181,7 +167,7 @@ class SequenceCache:
         """
         target, tokens, seq_ids = self.target, rows.tokens, rows.seq_ids
         first, n = len(self.tokens) + 1, len(path)
-        self.n_deferred, self.watch = 0, None
+        self.n_deferred = 0
         is_shared = seq_ids[-1] is seq_ids[0]  # by a chain or a lone root
         self.tokens += tokens[:n] if is_shared else [tokens[row] for row in path]
         end = first - 1 + n
@@ -230,13 +216,26 @@ class SequenceCache:
         saved = self.saved
         if self.n_past and (not saved or saved[-1][0] < self.n_past):
             saved.append((self.n_past, self.target.save(0)))
-            del saved[:-MAX_SAVED]
+            kept = worth_saving([n for n, _ in saved])
+            saved[:] = [state for state in saved if state[0] in kept]
+
+    def share(self, other: SequenceCache, n_tokens: int) -> None:
+        """Start, while it is empty, with ``n_tokens`` that it can keep (``n_kept``) of the text of
+        another slot."""
+        assert isinstance(self.target, Slot) and isinstance(other.target, Slot)
+        saved = [state for state in other.saved if state[0] <= n_tokens]
+        if self.is_limited and (not saved or saved[-1][0] < n_tokens):  # all of the text
+            saved.append((n_tokens, other.target.save(0)))
+        self.target.share(other.target, n_tokens)
+        self.tokens, self.saved = other.tokens[:n_tokens], saved
+        if self.is_limited:
+            self.target.restore(0, saved[-1][1], n_tokens)
 
     def n_kept(self, tokens: Sequence[int]) -> int:
         """How many tokens of another text stay cached when ``prefill`` makes it this one."""
-        is_limited = self.target.n_rewind < NO_LIMIT
         decoded = self.tokens[: len(self.tokens) - self.n_deferred]
-        return n_kept(decoded, tokens, self.saved if is_limited else None)
+        n = n_kept(decoded, tokens, self.saved if self.is_limited else None)
+        return n if self.target.has_window(0, n) else 0
 
     def _drop_deferred(self) -> None:
         """Forget deferred tokens that were never decoded."""
@@ -261,13 +260,15 @@ class Reading:
         reader: StateReader | None = None,
         *,
         defer: bool = False,
+        turn_ends: Container[int] = (),
         reuse: bool = True,
         score: Callable[[int, int, Output], None] | None = None,
     ) -> None:
         """Arguments as in ``prefill``. Raises PromptTooLong.
 
-        Without ``reuse`` nothing is taken over. ``score`` gets the first token, the number of
-        tokens and the output of each chunk, whose rows then all have logits.
+        Each of the tokens ``turn_ends`` ends a turn. Without ``reuse`` nothing is taken over.
+        ``score`` gets the first token, the number of tokens and the output of each chunk, whose
+        rows then all have logits.
         """
         self._cache, self._tokens, self._reader, self._defer = cache, tokens, reader, defer
         self._score = score
@@ -275,14 +276,28 @@ class Reading:
         check_fits(len(tokens), cache.target.n_ctx)
         n_reused = common_prefix(cache.tokens, tokens) if reuse else 0
         self._read_from = len(tokens) if reader is None else reader.begin(tokens)
-        is_limited = cache.target.n_rewind < NO_LIMIT
-        if not is_limited:
+        if not cache.is_limited:
             n_reused = min(n_reused, max(self._read_from, n_reused - STATE_ROWS))
-        self._save_at = len(tokens) - TAIL if is_limited else 0
         self._is_reading = False
         self._chunk: Sequence[int] = ()  # being decoded
-        cache.truncate(n_reused)
+        cache.truncate(n_reused if cache.target.has_window(0, n_reused) else 0)
         self.n_reused = cache.n_past
+        self._save_at = self._ends(turn_ends) if cache.is_limited else []
+
+    def _ends(self, turn_ends: Container[int]) -> list[int]:
+        """After how many tokens states are saved, from now on."""
+        first, last = max(1, self.n_reused), len(self._tokens) - TAIL
+        turns = [n for n in range(first, last) if self._tokens[n - 1] in turn_ends]
+        steps = range(first + -first % EVERY, last, EVERY)
+        saved = [n for n, _ in self._cache.saved]
+        kept = worth_saving(sorted({*saved, *turns, *steps, last}))
+        return [n for n in kept if first <= n]
+
+    def n_shared(self, n_common: int) -> int:
+        """How much of ``n_common`` tokens another text can start with once they are read."""
+        if not self._cache.is_limited:
+            return n_common
+        return max([n for n in self._save_at if n <= n_common], default=0)
 
     @property
     def n_left(self) -> int:
@@ -304,14 +319,15 @@ class Reading:
         n_left = self.n_left
         if not n_left:
             return None
-        if first == save_at:
+        if save_at and first == save_at[0]:
             cache.save()
+            del save_at[0]
         max_rows = min(max_rows, target.n_batch)
-        if self._defer and n_left < max_rows and first >= save_at:
+        if self._defer and n_left < max_rows and not save_at:
             cache.n_deferred = n_left
             cache.tokens += self._tokens[first:]
             return None
-        n = min(n_left, max_rows, save_at - first if first < save_at else NO_LIMIT)
+        n = min(n_left, max_rows, *[end - first for end in save_at[:1]])
         if reader is not None and first >= self._read_from:
             if not self._is_reading:
                 target.want_hidden(reader.needs_hidden)
@@ -346,25 +362,6 @@ class Reading:
             cache.target.want_layers(())
 
 
-def _watch(
-    first: int,
-    end: int,
-    total: int,
-    progress: Callable[[int, int], None] | None,
-    cancelled: Callable[[], bool] | None,
-) -> Watch | None:
-    """A watch for the decode of prompt tokens ``first`` to ``end``, out of ``total``."""
-    if progress is None and cancelled is None:
-        return None
-
-    def watch(share: float) -> bool:
-        if progress is not None:
-            progress(first + int(share * (end - first)), total)
-        return cancelled is not None and cancelled()
-
-    return watch
-
-
 def check_fits(n_tokens: int, n_ctx: int, longest: int = NO_LIMIT) -> None:
     """Raise PromptTooLong if a prompt of ``n_tokens`` and its last token do not fit.
 
@@ -382,6 +379,19 @@ def check_fits(n_tokens: int, n_ctx: int, longest: int = NO_LIMIT) -> None:
             requested=n_tokens + 1,
             available=n_ctx,
         )
+
+
+def worth_saving(ends: Sequence[int]) -> list[int]:
+    """At most ``MAX_SAVED`` of the ascending ``ends`` of a text's parts: the last, and those whose
+    states save most reading. The ends of turns stay longest: other texts may begin alike."""
+    kept = list(ends)
+    while len(kept) > MAX_SAVED:
+        gains = [
+            (end % EVERY > 0, end - start)
+            for start, end in zip([0, *kept], kept[:-1], strict=False)
+        ]
+        del kept[gains.index(min(gains))]
+    return kept
 
 
 def n_kept(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from batching.cache import Reading, SequenceCache, common_prefix
 from batching.errors import CacheFull
 from batching.rows import Rows
-from batching.slots import Slot, decoding
+from batching.slots import decoding
 from batching.target import END, Output, Target
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, Floats
@@ -61,11 +61,8 @@ class DraftContext:
 
     def share(self, other: DraftContext, n_tokens: int) -> None:
         """Start with what ``other``, a slot of the same target, has of its first ``n_tokens``."""
-        n_tokens = min(n_tokens, other.n_past)
         self.keep(0, 1)
-        if isinstance(self.target, Slot) and isinstance(other.target, Slot) and n_tokens:
-            self.target.share(other.target, n_tokens)
-            self._cache.tokens = other._cache.tokens[:n_tokens]
+        self._cache.share(other._cache, min(n_tokens, other.n_past))
 
     def _use_leaves(self, n_leaves: int) -> None:
         self.n_leaves = min(n_leaves, self.target.n_seq_max)

@@ -33,14 +33,9 @@ class CopyingTarget(Target, Protocol):
 class PromptContext:
     """Reads prompts, piece by piece, of one text at a time."""
 
-    def __init__(self, target: CopyingTarget, slots: CopyingTarget, n_window: int = 0) -> None:
-        """``target`` reads for slots of ``slots``; it has two sequences or more.
-
-        n_window  tokens in the model's sliding window, or 0. A copy of a longer text lacks its
-                  older tokens in some layers, so no text can go on from a part of it. Pieces must
-                  not be longer
-        """
-        self._target, self._slots, self._n_window = target, slots, n_window
+    def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
+        """``target`` reads for slots of ``slots``; it has two sequences or more."""
+        self._target, self._slots = target, slots
         self._scratch = Scratch()
         self._tokens: list[int] = []  # in the target
 
@@ -61,8 +56,8 @@ class PromptContext:
         text before. Returns False, and the slot is as it was, if there is no room.
         """
         target, first, end = self._target, rows.positions[0], rows.positions[-1] + 1
-        kept = self._tokens if self._n_window else self._tokens[:first]
-        is_there = not first or kept == list(prompt[:first])
+        is_known = self._tokens[:first] == list(prompt[:first])
+        is_there = not first or (is_known and target.has_window(_TEXT, first))
         self._tokens = []
         target.seq_rm(ALL, first if is_there else 0, END)
         if not is_there and not target.copy_in(

@@ -152,6 +152,9 @@ class Slot:
         target.seq_rm(last, 0, END)
         return True
 
+    def has_window(self, seq_id: int, n_tokens: int) -> bool:
+        return self._target.has_window(self.first + seq_id, n_tokens)
+
     def save(self, seq_id: int) -> object:
         return self._target.save(self.first + seq_id)
 

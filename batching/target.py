@@ -146,6 +146,11 @@ class Target(Protocol):
         """
         ...
 
+    def has_window(self, seq_id: int, n_tokens: int) -> bool:
+        """Whether rows can follow the first ``n_tokens`` of a sequence: of layers with a sliding
+        window, tokens further back may be lost."""
+        ...
+
     def save(self, seq_id: int) -> object:
         """Snapshot a sequence's state for ``restore``. Only if ``n_rewind`` is limited."""
         ...

@@ -28,7 +28,7 @@ class LongPrompts:
     def __init__(self, small: Context, shared: Context, cost: Cost) -> None:
         self._context = small
         self._cost = cost
-        self._prompts = PromptContext(small, shared, shared.model.n_window)
+        self._prompts = PromptContext(small, shared)
         self._row_seconds = cost.row_seconds  # more than a prompt's take, which is learnt
 
     @classmethod
@@ -36,21 +36,19 @@ class LongPrompts:
         """For texts with ``n_seq_max`` sequences each, which wait ``max_seconds`` at most.
 
         None if a model is too slow to read 64 rows in that time, if it cannot drop branches, if its
-        sliding window is short, if its cells are not in main memory, or if that is too small.
+        cells are not in main memory, or if that is too small.
         """
         context, cost = runtime.context, runtime.resources.known_cost
         model = context.model
         is_possible = context.n_rewind == NO_LIMIT and n_seq_max > 1
         is_on_cpu = model.n_host_layers == model.n_layer
-        n_batch = min(context.n_batch, model.n_window or context.n_batch)
-        if cost is None or not (is_possible and is_on_cpu) or n_batch < _LONG:
+        if cost is None or not (is_possible and is_on_cpu) or context.n_batch < _LONG:
             return None
         if cost.row_seconds * SIZES[-1] > max_seconds:
             return None
         params = replace(
             context.params,
             n_ctx=min(_CELLS, context.n_ctx),
-            n_batch=n_batch,
             n_seq_max=2,
             flash_attn="on" if context.flash_attn else "off",
         )

@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-from batching.cache import SequenceCache, common_prefix
+from batching.cache import SequenceCache
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
 from speculation.drafting.resources import Resources
@@ -48,7 +48,9 @@ class Places:
         """Idle texts may go to ``files``."""
         self.runtime = runtime
         self.n_slots = n_slots
-        self.idle = IdleTexts(files=files, read_seconds=_read_seconds(runtime))
+        self.idle = IdleTexts(
+            files=files, read_seconds=_read_seconds(runtime), is_limited=not self.can_rewind
+        )
         # The text that reads what a waiting one begins with, and up to where it waits for that.
         self._awaited: WeakKeyDictionary[Text, tuple[Text, int]] = WeakKeyDictionary()
         self.renew()
@@ -106,15 +108,16 @@ class Places:
         if text is not None and not text.is_writing and not text.has_ended and text.n_read <= n:
             return True
         reading = [text for text in self.active() if not text.is_writing]
-        if not reading or not self.can_rewind:
+        if not reading:
             return False
         prompt = waiting.request.prompt[:-1]
         known = max([place.cache.n_kept(prompt) for place in self.places])
-        common = {text: common_prefix(text.request.prompt[:-1], prompt) for text in reading}
+        common = {text: text.n_shared(prompt) for text in reading}
         first = max(reading, key=common.__getitem__)
         is_much = common[first] - known >= WORTH_KEEPING
         if is_much:
-            self._awaited[waiting] = first, common[first] - WORTH_KEEPING
+            n_rest = WORTH_KEEPING if self.can_rewind else 0
+            self._awaited[waiting] = first, common[first] - n_rest
         return is_much
 
     def has_room(self, text: Text) -> bool:
@@ -131,30 +134,31 @@ class Places:
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
         other = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
-        is_spare = self.can_rewind and not other.cache.tokens
+        is_spare = not other.cache.tokens
         loses_most = 2 * common[chosen] < len(chosen.cache.tokens)
         if loses_most or (is_spare and chosen.n_lost(common[chosen]) >= WORTH_KEEPING):
             chosen = other
-        # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
-        best = max(self.places if self.can_rewind else [chosen], key=common.__getitem__)
+        best = max(self.places, key=common.__getitem__)
         chosen.cache.reserve(1)
         idle, _ = self.idle.best(prompt, common[best])
         if idle is not None:
             self._drop(chosen)
             self._make_room(max(n_cells, len(idle.tokens)), free)
-            if self.runtime.context.copy_in(chosen.slot.first, idle.state):
-                chosen.cache.tokens = list(idle.tokens)
-                chosen.cache.saved = list(idle.saved or ())
+            *saved, (_, state) = idle.states
+            if self.runtime.context.copy_in(chosen.slot.first, state):
+                chosen.cache.tokens, chosen.cache.saved = list(idle.tokens), saved
                 chosen.n_prompt, chosen.on_disk = idle.n_prompt, idle.on_disk
                 self.idle.use(idle, prompt)
         elif common[chosen] < common[best]:
             self._drop(chosen)
-            chosen.slot.share(best.slot, common[best])
+            chosen.cache.share(best.cache, common[best])
             self.resources_of(chosen).share_text(self.resources_of(best), common[best])
-            chosen.cache.tokens = list(prompt[: common[best]])
             chosen.n_prompt, chosen.on_disk = common[best], best.on_disk
         elif chosen.n_lost(common[chosen]) >= WORTH_KEEPING:
             self._keep(chosen)
+        if self.runtime.model.n_window and self.can_rewind:
+            # llama.cpp reuses cells outside of the window that one sequence alone has.
+            chosen.cache.reserve(min(2, chosen.slot.n_seq_max))
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
         resources = self.runtime.resources
@@ -233,19 +237,11 @@ class Places:
         """Copy a text that is worth it out of the cache."""
         cache = place.cache
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
-        if self._is_copied_whole(len(cache.tokens)):
-            saved = None if self.can_rewind else list(cache.saved)
-            copy = partial(self.runtime.context.copy_out, place.slot.first)
-            n_prompt = min(place.n_prompt, len(cache.tokens))
-            self.idle.put(
-                cache.tokens, n_prompt, copy, saved, on_disk=place.on_disk, is_last=is_last
-            )
-
-    def _is_copied_whole(self, n_tokens: int) -> bool:
-        """Whether another text can start with any part of a copy: of layers with a sliding window,
-        llama.cpp copies no more than the window."""
-        n_window = self.runtime.model.n_window
-        return not n_window or n_tokens <= n_window
+        copy = partial(self.runtime.context.copy_out, place.slot.first)
+        n_prompt = min(place.n_prompt, len(cache.tokens))
+        self.idle.put(
+            cache.tokens, n_prompt, copy, cache.saved, on_disk=place.on_disk, is_last=is_last
+        )
 
 
 def _read_seconds(runtime: Runtime) -> float:

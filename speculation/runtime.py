@@ -19,7 +19,7 @@ from batching.errors import (
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams
-from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.context_params import MAX_SEQUENCES, MAX_SLOTS
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
@@ -71,7 +71,7 @@ class LoadParams:
     saved: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        check_ranges(self, (("parallel", 1, MAX_SEQUENCES), ("n_cpu_moe", 0, ALL_LAYERS)))
+        check_ranges(self, (("parallel", 1, MAX_SLOTS), ("n_cpu_moe", 0, ALL_LAYERS)))
 
     @property
     def context_params(self) -> ContextParams:

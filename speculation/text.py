@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple, Protocol
 
-from batching.cache import Reading, SequenceCache
+from batching.cache import Reading, SequenceCache, common_prefix
 from batching.clock import now
 from batching.errors import InvalidParameter, SpeculationError
 from batching.llama.sampler import SamplerChain
@@ -316,7 +316,9 @@ class Text:
         """The prompt on its way into ``cache``."""
         # If states are read, every row of a step has output; a prompt's rows must not.
         defer = not self.needed.reads_states
-        return Reading(cache, self.request.prompt[:-1], self.needed.prompt_reader, defer=defer)
+        reader = self.needed.prompt_reader
+        ends = self.reply.ends
+        return Reading(cache, self.request.prompt[:-1], reader, defer=defer, turn_ends=ends)
 
     def _plain_sampling(self) -> Callable[[Output, int], int]:
         """The function that chooses the next token after a single row."""
@@ -359,6 +361,11 @@ class Text:
     def n_read(self) -> int:
         """Its tokens that are decoded."""
         return len(self.cache.tokens) - self.cache.n_deferred
+
+    def n_shared(self, prompt: Sequence[int]) -> int:
+        """How much of ``prompt`` can be taken over once its own is read."""
+        assert self.reading is not None
+        return self.reading.n_shared(common_prefix(self.request.prompt[:-1], prompt))
 
     def _end_reading(self) -> None:
         reading, self.reading = self.reading, None

@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +30,13 @@ from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.abort import DecodeWatch
 from batching.llama.batch import BatchMemory, write_trace
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams, is_quantized
-from batching.llama.create import check_length, create_context, max_tokens, out_of_memory
+from batching.llama.create import (
+    check_length,
+    create_context,
+    max_tokens,
+    n_spare,
+    out_of_memory,
+)
 from batching.llama.device_sampling import DeviceSampling
 from batching.llama.log import recent_log
 from batching.llama.model import Model
@@ -108,11 +114,18 @@ class Context:
         self.n_ctx: int = min(C.llama_n_ctx(native.handle), model.n_positions)
         self.text_limit: int = min(self.n_ctx, max_tokens(model))  # tokens of one text
         self.n_batch: int = C.llama_n_batch(native.handle)
-        self.n_seq_max: int = C.llama_n_seq_max(native.handle)
+        self.n_seq_max: int = C.llama_n_seq_max(native.handle) - n_spare(model)
         self.n_threads: int = C.llama_n_threads(native.handle)
         self.n_rewind = NO_LIMIT
         if not (mtp or model.can_rewind):
             self.n_rewind = int(C.llama_n_rs_seq(native.handle))
+        # Tokens in the window of layers that have a cache of their own for it; 0 = there are none.
+        self._window = 0
+        if n_spare(model) and other is None:
+            partial, full = (
+                C.llama_state_seq_get_size_ext(native.handle, 0, flags) for flags in (_PARTIAL, 0)
+            )
+            self._window = model.n_window if partial < full else 0
         # By sequence: rows of the last decode that can be rolled back, if limited.
         self._n_back: dict[int, int] = {}
         self._invalid: set[int] = set()  # sequences whose recurrent state a failed decode spoiled
@@ -336,6 +349,11 @@ class Context:
         for s in past:
             self._n_back[s] = 0
 
+    def has_window(self, seq_id: int, n_tokens: int) -> bool:
+        """See ``Target``. llama.cpp reuses cells outside of it that one sequence alone has."""
+        first: int = C.llama_memory_seq_pos_min(self.native.memory, seq_id) if self._window else 0
+        return first <= max(0, n_tokens - self._window + 1)
+
     def save(self, seq_id: int) -> object:
         """Copy the recurrent part of a sequence's memory: megabytes, in main memory."""
         native = self.native
@@ -385,17 +403,46 @@ class Context:
 
     def copy_out(self, seq_id: int, scratch: Scratch | None = None) -> Any:
         """A copy of a sequence in main memory: an array of bytes, in ``scratch`` if given."""
-        native = self.native
-        size = C.llama_state_seq_get_size(native.handle, seq_id)
-        state = pages(size) if scratch is None else scratch.array(size)
-        C.llama_state_seq_get_data(native.handle, state, size, seq_id)
+        handle = self.native.handle
+        sizes = [
+            C.llama_state_seq_get_size_ext(handle, part, flags)
+            for part, flags in self._windows(seq_id)
+        ]
+        state = pages(sum(sizes)) if scratch is None else scratch.array(sum(sizes))
+        start = 0
+        for size, (part, flags) in zip(sizes, self._windows(seq_id), strict=True):
+            piece = (ctypes.c_uint8 * size).from_buffer(state, start)
+            C.llama_state_seq_get_data_ext(handle, piece, size, part, flags)
+            start += size
         return state
+
+    def _windows(self, seq_id: int) -> Iterator[tuple[int, int]]:
+        """The copies that have all of a sequence, as sequences and flags: of layers with a sliding
+        window, llama.cpp copies the last window alone."""
+        yield seq_id, 0
+        memory, spare = self.native.memory, self.n_seq_max
+        first = C.llama_memory_seq_pos_min(memory, seq_id)
+        end = C.llama_memory_seq_pos_max(memory, seq_id) + 1
+        while self._window and (end := end - self._window) > first:
+            C.llama_memory_seq_cp(memory, seq_id, spare, 0, end)
+            yield spare, _PARTIAL
+            C.llama_memory_seq_rm(memory, spare, -1, -1)
 
     def copy_in(self, seq_id: int, state: Any) -> bool:
         """Put a copy into an empty sequence; returns whether there was room."""
-        native = self.native
+        native, spare = self.native, self.n_seq_max
         self._n_back[seq_id] = 0
-        return bool(C.llama_state_seq_set_data(native.handle, state, len(state), seq_id))
+        n_bytes = len(state)
+        start = n = C.llama_state_seq_set_data(native.handle, state, n_bytes, seq_id)
+        while n and start < n_bytes:  # the windows before the last
+            piece = (ctypes.c_uint8 * (n_bytes - start)).from_buffer(state, start)
+            n = C.llama_state_seq_set_data_ext(native.handle, piece, len(piece), spare, _PARTIAL)
+            start += n
+            C.llama_memory_seq_cp(native.memory, spare, seq_id, 0, -1)
+            C.llama_memory_seq_rm(native.memory, spare, -1, -1)
+        if not n:
+            C.llama_memory_seq_rm(native.memory, seq_id, -1, -1)
+        return bool(n)
 
     def use_fewest_threads(self, budget_seconds: float = 0.5) -> None:
         """Decode single rows on one thread unless all threads are faster; batches keep all.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from batching.errors import InvalidParameter, check_ranges
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
+MAX_SLOTS = MAX_SEQUENCES - 1  # one sequence may be needed for copies
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
 MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 models
 MAX_CELLS = 2**31 - 256
@@ -16,7 +17,7 @@ _RANGES = (
     ("n_ctx", 0, MAX_CELLS),
     ("n_batch", 1, MAX_CELLS),
     ("n_seq_max", 1, MAX_SEQUENCES),
-    ("n_slots", 1, MAX_SEQUENCES),
+    ("n_slots", 1, MAX_SLOTS),
     ("n_rewind", 0, MAX_REWIND),
     ("n_threads", 1, MAX_THREADS),
 )

@@ -10,7 +10,13 @@ import llama_cpp.llama_cpp as C
 
 from batching.errors import ContextError, InvalidParameter, OutOfMemory, UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
-from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams, is_quantized
+from batching.llama.context_params import (
+    FLASH_ATTN,
+    KV_TYPES,
+    MAX_SEQUENCES,
+    ContextParams,
+    is_quantized,
+)
 from batching.llama.device_memory import CacheSize, free_memory
 from batching.llama.devices import joined
 from batching.llama.hardware import available_memory, physical_cores
@@ -92,6 +98,11 @@ def check_length(model: Model, params: ContextParams) -> None:
         )
 
 
+def n_spare(model: Model) -> int:
+    """Sequences that ``Context`` keeps for copies: one if layers have a sliding window."""
+    return int(model.can_rewind and model.n_window > 0)
+
+
 def _padded(n_cells: int) -> int:
     return -(-n_cells // PADDING) * PADDING
 
@@ -104,6 +115,7 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     native.n_ctx = params.n_ctx or model.n_ctx_train
     # Without rewind there are no branches, and each sequence has a state of megabytes.
     n_seq_max = params.n_seq_max if can_rewind else params.n_slots
+    n_seq_max = min(n_seq_max + n_spare(model), MAX_SEQUENCES)
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.
     native.n_ctx = _padded(max(native.n_ctx, n_seq_max))
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)

@@ -13,40 +13,17 @@ layer, while many are read at once. So copies are timed there, and end if readin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
-from batching.cache import common_prefix, n_kept
+from batching.cache import n_kept
 from batching.llama.hardware import available_memory
-from speculation.idle.files import SPEED, TextFile, TextFiles, begins, is_continued
+from speculation.idle.files import SPEED, IdleText, TextFiles, begins, is_continued
 
 _MAX_BYTES = 2**33  # of main memory, and at most a quarter of what is available
 _USUALLY_AVAILABLE = 2**32  # bytes, where the system does not tell
 WORTH_KEEPING = 32  # tokens; fewer are read as quickly
-
-
-@dataclass(eq=False)
-class IdleText:
-    """A text's tokens, and its part of the cache as an array of bytes.
-
-    n_prompt  how many of the tokens a continuation brings again; the others are the reply's
-    saved    states of a target that cannot rewind, as in ``SequenceCache``; None if it can
-    on_disk  whether it may go to disk
-    used     when it was copied, in seconds since 1970
-    """
-
-    tokens: tuple[int, ...]
-    n_prompt: int
-    state: Any
-    saved: list[tuple[int, Any]] | None = None
-    on_disk: bool = True
-    used: float = field(default_factory=time)
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.state) + sum([len(state) for _, state in self.saved or ()])
 
 
 class IdleTexts:
@@ -57,12 +34,15 @@ class IdleTexts:
         max_bytes: int | None = None,
         files: TextFiles | None = None,
         read_seconds: float = inf,
+        *,
+        is_limited: bool = False,
     ) -> None:
         """``max_bytes``: None = by the memory that is available. ``read_seconds``: what a copy of a
-        token must not take; by default it always pays."""
+        token must not take; by default it always pays. ``is_limited`` as in ``SequenceCache``."""
         if max_bytes is None:
             max_bytes = min(_MAX_BYTES, (available_memory() or _USUALLY_AVAILABLE) // 4)
         self._max_bytes, self.files, self._read_seconds = max_bytes, files, read_seconds
+        self._is_limited = is_limited
         self._texts: list[IdleText] = []  # least recently used first
         self._n_copied, self._copy_seconds = 0, 0.0
 
@@ -76,14 +56,15 @@ class IdleTexts:
         tokens: Sequence[int],
         n_prompt: int,
         copy: Callable[[], Any],
-        saved: list[tuple[int, Any]] | None = None,
+        saved: Sequence[tuple[int, Any]] = (),
         *,
         on_disk: bool = True,
         is_last: bool = False,
     ) -> None:
         """Keep a text if it is worth a copy, which ``copy`` makes: if it is not short, not here
         already, and a copy pays or ``is_last``. It replaces those that it continues, but none that
-        may go to disk by one that may not. ``n_prompt`` and the rest as in ``IdleText``.
+        may go to disk by one that may not. ``saved`` as in ``SequenceCache``, the rest as in
+        ``IdleText``.
         """
         is_here = any(
             begins(tokens, text.tokens) and text.on_disk >= on_disk for text in self._texts
@@ -91,7 +72,7 @@ class IdleTexts:
         if len(tokens) < WORTH_KEEPING or is_here or not (self.pays or is_last):
             return
         start = perf_counter()
-        new = IdleText(tuple(tokens), n_prompt, copy(), saved, on_disk)
+        new = IdleText(tuple(tokens), n_prompt, [*saved, (len(tokens), copy())], on_disk)
         self._copy_seconds += perf_counter() - start
         self._n_copied += len(tokens)
         self._texts = [
@@ -101,36 +82,40 @@ class IdleTexts:
 
     def _append(self, new: IdleText) -> None:
         self._texts.append(new)
-        while sum([text.n_bytes for text in self._texts]) > self._max_bytes:
+        while self._n_bytes > self._max_bytes:
             oldest = self._texts.pop(0)
             if self.files is not None and not self.files.is_behind:
                 self._write(oldest)
 
+    @property
+    def _n_bytes(self) -> int:
+        """Texts that began alike have states in common."""
+        states = {id(state): len(state) for text in self._texts for _, state in text.states}
+        return sum(states.values())
+
     def _write(self, text: IdleText) -> None:
-        if self.files is not None and text.saved is None and text.on_disk:
-            self.files.put(text.tokens, text.n_prompt, text.state, text.used)
+        if self.files is not None and text.on_disk:
+            self.files.put(text)
 
     def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[IdleText | None, int]:
         """The text that saves most of reading ``prompt``, and how many tokens they share.
 
         None unless it saves some more than ``more_than`` tokens, what restoring it costs deducted.
         """
-        found: list[tuple[int, int, IdleText | TextFile]] = []
-        for text in self._texts:
-            n = n_kept(text.tokens, prompt, text.saved)
-            found.append((n, n, text))
-        for file in self.files.texts if self.files is not None else ():
-            n = common_prefix(file.tokens, prompt)
-            found.append((n - len(file.tokens) // SPEED, n, file))
+        files = self.files.texts if self.files is not None else []
+        found: list[tuple[int, int, IdleText]] = []
+        for i, text in enumerate([*self._texts, *files]):
+            n = n_kept(text.tokens, prompt, text.states if self._is_limited else None)
+            cost = len(text.tokens) // SPEED if i >= len(self._texts) else 0
+            found.append((n - cost, n, text))
         for gain, n, best in sorted(found, key=lambda item: item[0], reverse=True):
             if gain < more_than + WORTH_KEEPING:
                 break
-            if isinstance(best, IdleText):
+            if self.files is None or best not in files:
                 return best, n
-            assert self.files is not None
-            state = self.files.read(best)
-            if state is not None:
-                return IdleText(best.tokens, best.n_prompt, state), n
+            read = self.files.read(best)
+            if read is not None:
+                return read, n
         return None, 0
 
     def use(self, text: IdleText, prompt: Sequence[int]) -> None:

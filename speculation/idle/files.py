@@ -22,13 +22,13 @@ import struct
 import time
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -47,26 +47,38 @@ SPEED = 50  # tokens restored from disk while one is read again, about
 CLOSE_SECONDS = 5.0  # that writes may take when the engine is closed
 _MAX_AGE = 7 * 24 * 3600  # seconds since a text was used last, after which it is removed
 _MAX_UNWRITTEN = 2**30  # bytes that wait for the disk
-_VERSION = 2  # of the files
+_VERSION = 3  # of the files
 _SUFFIX = ".text"
 _ALL = f"*{_SUFFIX}*"  # with those that were not written to their ends
-# Magic, identity, number of the tokens, of those of the prompt and CRC-32 of all, bytes and CRC-32
-# of the state. Then the tokens as 32-bit numbers, then the state.
-_HEADER = struct.Struct("<8s16sIIIQI")
+# Magic, identity, number of the tokens, of those of the prompt, and of the states, CRC-32 of what
+# follows up to the states, bytes and CRC-32 of these. Then the tokens as 32-bit numbers, the tokens
+# and the bytes of each state as 64-bit numbers, then the states.
+_HEADER = struct.Struct("<8s16sIIIIQI")
 _MAGIC = b"SPECTEXT"
 
 
 @dataclass(eq=False)
-class TextFile:
-    """A text's tokens and its file; the state is here, too, until it is written.
+class IdleText:
+    """A text's tokens, and what the cache had of it.
 
-    n_prompt  as in ``IdleText``
+    n_prompt  how many of the tokens a continuation brings again; the others are the reply's
+    states    (n_tokens, array of bytes), ascending: those of ``SequenceCache.saved``, then a copy
+              of the whole text. None in place of the arrays if they are on disk alone
+    on_disk   whether it may go to disk
+    used      when it was copied, in seconds since 1970
+    path      its file
     """
 
     tokens: tuple[int, ...]
     n_prompt: int
-    path: Path
-    state: Any = None
+    states: Sequence[tuple[int, Any]]
+    on_disk: bool = True
+    used: float = field(default_factory=time.time)
+    path: Path = Path()
+
+    @property
+    def n_bytes(self) -> int:
+        return sum([len(state) for _, state in self.states if state is not None])
 
 
 def begins(tokens: Sequence[int], other: Sequence[int]) -> bool:
@@ -74,12 +86,7 @@ def begins(tokens: Sequence[int], other: Sequence[int]) -> bool:
     return common_prefix(tokens, other) == len(tokens)
 
 
-class _Begun(Protocol):
-    tokens: tuple[int, ...]
-    n_prompt: int
-
-
-def is_continued(text: _Begun, tokens: Sequence[int]) -> bool:
+def is_continued(text: IdleText, tokens: Sequence[int]) -> bool:
     """Whether ``tokens`` go on after the prompt of a text. Not all of the reply need come back:
     templates drop reasoning."""
     return common_prefix(text.tokens, tokens) >= text.n_prompt
@@ -134,28 +141,25 @@ class TextFiles:
         n_used = sum([size for _, size, _ in _by_age(folder, _ALL)])
         self._max_bytes = min(max_bytes, (shutil.disk_usage(folder).free + n_used) // 2)
         _make_room(folder, self._max_bytes)
-        found = {path: self._read(path) for path in folder.glob(f"{identity}-*{_SUFFIX}")}
-        self.texts = [TextFile(*read[:2], path) for path, read in found.items() if read is not None]
+        found = [self._read(path) for path in folder.glob(f"{identity}-*{_SUFFIX}")]
+        self.texts = [text for text in found if text is not None]
 
-    def put(self, tokens: Sequence[int], n_prompt: int, state: Any, used: float) -> None:
-        """Write a text that was last ``used`` then, in another thread, after the one before. It
-        replaces those it continues."""
-        kept = [text for text in self.texts if text.state is not None or text.path.exists()]
-        self.texts = [text for text in kept if not is_continued(text, tokens)]
-        if any(begins(tokens, text.tokens) for text in kept):
+    def put(self, text: IdleText) -> None:
+        """Write a text in another thread, after the one before. It replaces those it continues."""
+        kept = [other for other in self.texts if other.n_bytes or other.path.exists()]
+        self.texts = [other for other in kept if not is_continued(other, text.tokens)]
+        if any(begins(text.tokens, other.tokens) for other in kept):
             self.texts = kept
             return
-        replaced = [text.path for text in kept if text not in self.texts]
+        replaced = [other.path for other in kept if other not in self.texts]
         path = self._folder / f"{self._identity}-{uuid.uuid4().hex}{_SUFFIX}"
-        new = TextFile(tuple(tokens), n_prompt, path, state)
-        self.texts.append(new)
-        self._written = self._writer.submit(self._write, new, replaced, used)
+        self.texts.append(new := replace(text, path=path))
+        self._written = self._writer.submit(self._write, new, replaced)
 
     @property
     def is_behind(self) -> bool:
         """Whether so much waits to be written that more should not."""
-        waiting = [text.state for text in self.texts]
-        return sum([len(state) for state in waiting if state is not None]) > _MAX_UNWRITTEN
+        return sum([text.n_bytes for text in self.texts]) > _MAX_UNWRITTEN
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until all is written, at most so long."""
@@ -167,45 +171,53 @@ class TextFiles:
         self.wait(CLOSE_SECONDS)
         self._writer.shutdown(cancel_futures=True)
 
-    def read(self, text: TextFile) -> Any:
-        """The state of a text, which now is the one used last; None if its file is gone or damaged.
+    def read(self, text: IdleText) -> IdleText | None:
+        """A text with its states, which now is the one used last; None if its file is gone or
+        damaged.
 
         Takes 10 to 20 ms for 1,000 tokens of SmolLM2-135M.
         """
-        if (state := text.state) is not None:
-            return state
+        states = text.states  # another thread may have written them by now
+        if states[-1][1] is not None:
+            return replace(text, states=states, used=time.time())
         if (read := self._read(text.path, whole=True)) is None:
             self.texts.remove(text)
             return None
         with suppress(OSError):
             os.utime(text.path)
-        return read[2]
+        return read
 
-    def _read(self, path: Path, *, whole: bool = False) -> tuple[tuple[int, ...], int, Any] | None:
-        """The tokens in a file, how many are the prompt's and, if ``whole``, the state. If damaged,
-        it is removed: None."""
+    def _read(self, path: Path, *, whole: bool = False) -> IdleText | None:
+        """The text in a file, with its states if ``whole``. If damaged, it is removed: None."""
         with suppress(OSError, struct.error), path.open("rb") as file:
-            magic, identity, n_tokens, n_prompt, check, n_bytes, state_check = _HEADER.unpack(
-                file.read(_HEADER.size)
+            magic, identity, n_tokens, n_prompt, n_states, check, n_bytes, state_check = (
+                _HEADER.unpack(file.read(_HEADER.size))
             )
-            size = _HEADER.size + 4 * n_tokens + n_bytes
-            found, expected = (magic, identity, size), (_MAGIC, self._identity.encode())
-            if found == (*expected, os.fstat(file.fileno()).st_size):
-                tokens = file.read(4 * n_tokens)
-                state = pages(n_bytes if whole else 0)
-                file.readinto(state)
-                is_intact = not whole or zlib.crc32(state) == state_check
-                if is_intact and zlib.crc32(tokens) == check:
-                    return tuple(np.frombuffer(tokens, "<i4").tolist()), n_prompt, state
+            n_begin = 4 * n_tokens + 16 * n_states
+            begin, size = file.read(n_begin), _HEADER.size + n_begin + n_bytes
+            found = magic, identity, size, check
+            actual = os.fstat(file.fileno()).st_size, zlib.crc32(begin)
+            if found == (_MAGIC, self._identity.encode(), *actual):
+                tokens = tuple(np.frombuffer(begin, "<i4", n_tokens).tolist())
+                table = np.frombuffer(begin, "<i8", offset=4 * n_tokens).reshape(2, -1)
+                ends, sizes = table.tolist()
+                states: list[Any] = [pages(n) if whole else None for n in sizes]
+                for state in states if whole else ():
+                    file.readinto(state)
+                if not whole or _check(states) == state_check:
+                    return IdleText(tokens, n_prompt, [*zip(ends, states, strict=True)], path=path)
         with suppress(OSError):
             path.unlink()
         return None
 
-    def _write(self, text: TextFile, replaced: Sequence[Path], used: float) -> None:
-        state, tokens = text.state, np.asarray(text.tokens, "<i4").tobytes()
-        sizes = len(text.tokens), text.n_prompt, zlib.crc32(tokens), len(state), zlib.crc32(state)
-        begin = _HEADER.pack(_MAGIC, self._identity.encode(), *sizes) + tokens
-        n_bytes = len(begin) + len(state)
+    def _write(self, text: IdleText, replaced: Sequence[Path]) -> None:
+        ends, states = zip(*text.states, strict=True)
+        table = np.asarray([ends, [len(state) for state in states]], "<i8")
+        begin = np.asarray(text.tokens, "<i4").tobytes() + table.tobytes()
+        counts = len(text.tokens), text.n_prompt, len(states)
+        checks = zlib.crc32(begin), text.n_bytes, _check(states)
+        begin = _HEADER.pack(_MAGIC, self._identity.encode(), *counts, *checks) + begin
+        n_bytes = len(begin) + text.n_bytes
         try:
             for path in replaced:
                 path.unlink(missing_ok=True)
@@ -213,12 +225,20 @@ class TextFiles:
                 _make_room(self._folder, self._max_bytes - n_bytes)
                 with replacing(text.path, private=True, sync=False) as file:
                     file.write(begin)
-                    file.write(state)
-                os.utime(text.path, (used, used))
+                    file.writelines(states)
+                os.utime(text.path, (text.used, text.used))
         except OSError as error:
             log.warning("cannot keep a text in %s: %s", self._folder, error.strerror or error)
         finally:
-            text.state = None
+            text.states = [(end, None) for end in ends]
+
+
+def _check(states: Iterable[Any]) -> int:
+    """The CRC-32 of all states, one after another."""
+    found = 0
+    for state in states:
+        found = zlib.crc32(state, found)
+    return found
 
 
 def _by_age(folder: Path, names: str) -> list[tuple[int, int, Path]]:

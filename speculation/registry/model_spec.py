@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
-from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.context_params import MAX_SLOTS
 from batching.llama.model import ALL_LAYERS
 from speculation.registry import PAIRED, default_model
 
@@ -102,7 +102,7 @@ class ModelSpec:
     parallel: int | None = _flag(
         None,
         "texts to write at a time; they share the context (4)",
-        type=at_least(1, MAX_SEQUENCES),
+        type=at_least(1, MAX_SLOTS),
     )
     chat_template: str | None = _flag(
         None, "a Jinja chat template to use instead of the model's", metavar="FILE"

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from batching.cache import Reading, SequenceCache, n_kept
+from batching.cache import Reading, SequenceCache, n_kept, worth_saving
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.llama.batch import BatchMemory
 from batching.llama.model import size_name
@@ -229,13 +229,11 @@ def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
     assert target.tokens_of(1) == [1, 2, 9, 9, 9]
 
 
-def test_prefill_goes_in_chunks_and_reports_them() -> None:
+def test_prefill_goes_in_chunks() -> None:
     target = FakeTarget(n_batch=4)
     cache = SequenceCache(target)
-    seen: list[tuple[int, int]] = []
-    cache.prefill(list(range(10)), progress=lambda done, total: seen.append((done, total)))
+    cache.prefill(list(range(10)))
     assert [len(rows) for rows in target.decoded] == [4, 4, 2]
-    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
     assert not any(row.output for rows in target.decoded for row in rows)
 
 
@@ -283,27 +281,14 @@ def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> Non
 
 def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
     target = FakeTarget(n_batch=4)
+    target.n_until_cancelled = 2
     cache = SequenceCache(target)
     with pytest.raises(Cancelled):
-        cache.prefill(list(range(10)), cancelled=lambda: len(target.decoded) == 2)
+        cache.prefill(list(range(10)))
     assert cache.tokens == list(range(8))
+    assert target.n_cells() == 8
+    target.n_until_cancelled = 9
     assert cache.prefill(list(range(10))) == 8
-
-
-def test_a_slow_prefill_can_be_cancelled_in_the_middle_of_a_chunk() -> None:
-    target = FakeTarget(n_batch=4)
-    target.is_slow = True
-    cache = SequenceCache(target)
-    reported: list[tuple[int, int]] = []
-    with pytest.raises(Cancelled):
-        cache.prefill(
-            list(range(10)),
-            progress=lambda *parts: reported.append(parts),
-            cancelled=lambda: len(reported) == 4,
-        )
-    assert reported == [(0, 10), (2, 10), (4, 10), (6, 10)]
-    assert cache.tokens == [0, 1, 2, 3]
-    assert target.n_cells() == 4
 
 
 def test_a_prompt_that_fills_the_context_is_refused_and_both_lengths_reported() -> None:
@@ -396,7 +381,26 @@ def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
         assert cache.prefill(long[:end]) == (0 if end == 40 else end - 20)
     assert cache.prefill([*long[:75], 9]) == 72
     assert cache.prefill([*long[:60], 9]) == 52
-    assert cache.prefill([*long[:45], 9]) == 0  # only the last three are kept
+    assert cache.prefill([*long[:45], 9]) == 32
+
+
+def test_states_are_saved_after_turns_at_intervals_and_shortly_before_the_end() -> None:
+    target = FakeTarget(n_ctx=2048, n_rewind=2)
+    cache, prompt = SequenceCache(target), [n % 10 for n in range(1200)]
+    prompt[99] = prompt[699] = prompt[1195] = 11
+    reading = Reading(cache, prompt, turn_ends=(11,))
+    shared = [reading.n_shared(n) for n in (99, 100, 699, 1200)]
+    assert shared == [0, 100, 512, 1192]
+    while (rows := reading.next_rows()) is not None:
+        reading.take(target.decode(rows))
+    assert [n for n, _ in cache.saved] == [100, 512, 700, 1024, 1192]
+    assert Reading(cache, [*prompt[:800], 9]).n_reused == 700
+
+
+def test_the_states_that_save_most_reading_are_kept_and_the_ends_of_turns_longest() -> None:
+    steps, turns = range(512, 4000, 512), [4002, 4050, 4100, 4150, 4200]
+    assert worth_saving([*steps, *turns]) == [1024, 2048, 3072, *turns]
+    assert worth_saving([*turns, *range(4300, 4800, 100)]) == [4002, *range(4100, 4701, 100)]
 
 
 def test_trees_of_two_texts_are_decoded_together_and_committed_apart() -> None:
@@ -458,12 +462,23 @@ def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
     shared = Slots(target, 2)
     first, second = (SequenceCache(slot) for slot in shared.slots)
     first.prefill([1, 2, 3, 4])
-    shared.slots[1].share(shared.slots[0], 3)
-    second.tokens = [1, 2, 3]
+    second.share(first, 3)
     assert second.prefill([1, 2, 3, 9]) == 3
     assert [row.token for row in target.decoded[-1]] == [9]
     assert (target.tokens_of(0), target.tokens_of(2)) == ([1, 2, 3, 4], [1, 2, 3, 9])
     assert target.n_cells() == 5
+
+
+def test_a_slot_takes_over_a_state_of_another_text_or_all_of_it() -> None:
+    target = FakeTarget(n_rewind=2, n_seq_max=3)
+    first, second, third = (SequenceCache(slot) for slot in Slots(target, 3).slots)
+    first.prefill(list(range(1, 12)))  # saved after 3 tokens
+    second.share(first, first.n_kept([1, 2, 3, 4, 9]))
+    assert second.prefill([1, 2, 3, 4, 9]) == 3
+    third.share(first, first.n_kept([*range(1, 12), 9]))
+    assert third.prefill([*range(1, 12), 9]) == 11
+    sequences = [target.tokens_of(seq_id) for seq_id in range(3)]
+    assert sequences == [[*range(1, 12)], [1, 2, 3, 4, 9], [*range(1, 12), 9]]
 
 
 def test_slots_want_what_any_of_them_wants() -> None:

@@ -34,12 +34,12 @@ def kept(folder: Path, model: str = MODEL, max_bytes: int = 10**6) -> IdleTexts:
 
 def put(idle: IdleTexts, tokens: list[int], state: bytes = STATE, **more: Any) -> None:
     """Keep a text that is all prompt."""
-    idle.put(tokens, len(tokens), lambda: state, **more)
+    idle.put(tokens, len(tokens), lambda: bytearray(state), **more)
 
 
 def found(idle: IdleTexts, prompt: list[int], more_than: int = 0) -> tuple[bytes, int]:
     text, n = idle.best(prompt, more_than)
-    return b"" if text is None else bytes(text.state), n
+    return b"" if text is None else bytes(text.states[-1][1]), n
 
 
 def write(folder: Path, tokens: list[int], model: str = MODEL) -> Path:

@@ -113,7 +113,7 @@ def test_prompts_that_wait_for_another_are_compared_with_it_once(
         compared.append(len(b))
         return common_prefix(a, b)
 
-    monkeypatch.setattr("speculation.places.common_prefix", counting)
+    monkeypatch.setattr("speculation.text.common_prefix", counting)
     prompt = [9 + i % 70 for i in range(400)]
     with Engine.load(tiny_model, EXACT, parallel=4) as engine:
         monkeypatch.setattr(engine._scheduler, "_long_prompts", None)

@@ -152,7 +152,7 @@ class FakeTarget:
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.n_seq_max = n_seq_max
-        self.is_slow = False  # whether a decode asks the watch half-way
+        self.n_until_cancelled = NO_LIMIT  # decodes
         self.is_device = False  # whether others may work meanwhile
         self.decoded: list[Rows] = []
         self.copies = 0
@@ -167,7 +167,7 @@ class FakeTarget:
         meanwhile: Meanwhile | None = None,
     ) -> FakeOutput:
         assert 1 <= len(rows) <= self.n_batch, f"{len(rows)} rows in a batch of {self.n_batch}"
-        if self.is_slow and watch is not None and watch(0.5):
+        if len(self.decoded) == self.n_until_cancelled:
             raise Cancelled
         self._output.stale = True
         self.decoded.append(rows)
@@ -216,6 +216,9 @@ class FakeTarget:
             tokens = self._tokens[s]
             assert p1 == -1 or p1 >= len(tokens), "a hole in the middle of a sequence"
             self._tokens[s] = tokens[:p0]
+
+    def has_window(self, seq_id: int, n_tokens: int) -> bool:
+        return True
 
     def save(self, seq_id: int) -> object:
         return self._tokens[seq_id]

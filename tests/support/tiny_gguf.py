@@ -155,9 +155,39 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
     return finish_writer(writer, path)
 
 
+def write_window_gguf(
+    path: Path,
+    *,
+    n_window: int = 512,
+    n_ctx: int = 512,
+    n_embd: int = 32,
+    n_layer: int = 2,
+    n_head: int = 4,
+) -> Path:
+    """Write a Gemma 3 model of random weights. Every other layer attends to ``n_window`` tokens."""
+    sizes = (2 * n_embd, n_head, n_head)
+    writer = started_writer(path, "gemma3", n_embd, n_layer, sizes, n_ctx=n_ctx, bos=1)
+    writer.add_sliding_window(n_window)
+    writer.add_sliding_window_pattern(2)
+    writer.add_key_length(n_embd // n_head)
+    writer.add_value_length(n_embd // n_head)
+    made = Tensors(writer)
+    made.add("token_embd.weight", N_TINY, n_embd)
+    made.add_norms(n_embd, "output_norm")
+    for i in range(n_layer):
+        blk = f"blk.{i}"
+        norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        made.add_norms(n_embd, *[f"{blk}.{name}" for name in norms])
+        made.add_norms(n_embd // n_head, f"{blk}.attn_q_norm", f"{blk}.attn_k_norm")
+        made.add_attention(blk, n_embd)
+        made.add_ffn(blk, n_embd)
+    return finish_writer(writer, path)
+
+
 def write_hybrid_gguf(
     path: Path,
     *,
+    n_ctx: int = 512,
     n_embd: int = 32,
     n_layer: int = 3,
     n_head: int = 4,
@@ -169,8 +199,9 @@ def write_hybrid_gguf(
     what random weights would; ``tensors`` are added or replace random ones."""
     width, n_kv = 3, [n_head if i % 3 == 2 else 0 for i in range(n_layer)]
     sizes = (2 * n_embd, n_head, n_kv)
-    template = CHAT_TEMPLATE
-    writer = started_writer(path, "lfm2", n_embd, n_layer, sizes, bos=1, chat_template=template)
+    writer = started_writer(
+        path, "lfm2", n_embd, n_layer, sizes, n_ctx=n_ctx, bos=1, chat_template=CHAT_TEMPLATE
+    )
     writer.add_shortconv_l_cache(width)
     made = Tensors(writer, tensors, influence)
     made.add("token_embd.weight", N_TINY, n_embd, scale=np.sqrt(n_embd))

@@ -246,11 +246,11 @@ def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
     levels = HeadContext(head)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
     reader = eagle.requires.prompt_reader
-    cache = SequenceCache(FakeTarget(n_batch=2))
-    prompt = [1, 2, 3, 4, 5, 6]
-    stops = iter([False, True])
+    cache, prompt = SequenceCache(target := FakeTarget(n_batch=2)), [1, 2, 3, 4, 5, 6]
+    target.n_until_cancelled = 1
     with pytest.raises(Cancelled):
-        cache.prefill(prompt[:-1], reader=reader, cancelled=lambda: next(stops))
+        cache.prefill(prompt[:-1], reader=reader)
+    target.n_until_cancelled = 9
     assert cache.prefill(prompt[:-1], reader=reader) == 2  # the states of these were read
     eagle.begin(prompt)
     run(eagle.draft(prompt, TokenTree(6), DraftBudget()))
