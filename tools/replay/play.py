@@ -101,7 +101,7 @@ class Replay:
         )
         context = RecordedDraft(clock, self.draft_seconds)
         draft = context if self.draft_seconds else None
-        resources = Resources(lambda: measured(self.cost()), draft=draft)  # type: ignore[arg-type]
+        resources = self.resources(draft)
         parsed = self.method(method, clock, context)
         results = []
         with clocks.using(clock):
@@ -110,6 +110,12 @@ class Replay:
                 context.text = text
                 results.append(_play(method, parsed, text, target, resources))
         return results
+
+    def resources(self, draft: RecordedDraft | None) -> Resources:
+        """What the methods share at first; the draft model's time is known as if by its weights."""
+        cost = measured(self.cost())
+        share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
+        return Resources(lambda: cost, draft=draft, draft_share=share)  # type: ignore[arg-type]
 
     def method(self, method: str, clock: Clock, context: RecordedDraft) -> Method:
         """``method`` with the specs of this replay, whose drafters advance the clock."""
@@ -220,14 +226,18 @@ class _Charged(Drafter):
         self._drafter, self._clock = drafter, clock
         self._node, self._row, self._read = node, row, read
         self._n_seen = 0  # tokens at the last look
+        self.share = drafter.share
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
         return self._drafter.requires
 
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
+    def begin(self, prompt: Sequence[int]) -> None:
         self._clock.now += self._read * len(prompt)
-        return self._drafter.begin(prompt)
+        self._drafter.begin(prompt)
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        return self._drafter.n_unread(tokens)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         n = len(tree)
@@ -286,7 +296,8 @@ def _charged(spec: MethodSpec, clock: Clock, context: RecordedDraft) -> MethodSp
                 params,
                 context,  # type: ignore[arg-type]
                 acceptance=resources.acceptance("draft"),
-                level_time=LevelTime.of("draft", resources),
+                level_time=LevelTime.of("draft", resources, resources.draft_share),
+                share=resources.draft_share,
             )
             return _Charged(drafter, clock)
         drafter = spec.make(params, resources)
@@ -308,18 +319,24 @@ class RecordedDraft:
         self.text: Recorded
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
+        self._n_past = self._depth = 0
 
-    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
+    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
         self.n_leaves = n_leaves
-        self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
-        return done(None)
+        self._n_past = self._depth = 0
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        return max(0, len(tokens) - 1 - self._n_past - self._depth)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
+        self._clock.now += self._seconds[0] * self.n_unread(tokens) / PROMPT_ROWS
+        self._n_past, self._depth = len(tokens), 0
         self.tree = self.text.drafts[len(tokens) - len(self.text.prompt)]
         return self.level((), ())
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
         self._clock.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
+        self._depth += len(tokens) if self.n_leaves == 1 else 0  # an accepted chain is kept
         return done(self)
 
     def logits(self, row: int) -> None:

@@ -11,7 +11,7 @@ from batching.target import Meanwhile, Output, Watch
 from speculation.decode import Batch, step
 from speculation.drafting.resources import Resources
 from speculation.text import Text
-from tools.replay.play import RecordedDraft, Replay, begun, check, measured
+from tools.replay.play import RecordedDraft, Replay, begun, check
 from tools.replay.recording import Recorded
 from tools.replay.target import Clock, Playback, PlaybackTarget
 
@@ -70,7 +70,7 @@ def run_together(replay: Replay, method: str, texts: Sequence[Recorded], n_place
         replay.header.n_vocab, replay.cost(), clock, noise=replay.noise, hiccups=replay.hiccups
     )
     draft = RecordedDraft(clock, replay.draft_seconds) if replay.draft_seconds else None
-    resources = Resources(lambda: measured(replay.cost()), draft=draft)  # type: ignore[arg-type]
+    resources = replay.resources(draft)
     together, cost = _Together(target, played), resources.cost
     batch = Batch(together, cost)
     waiting, active = list(reversed(texts)), dict[Text, Recorded]()
