@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batching.cache import Reading, SequenceCache, common_prefix
-from batching.errors import CacheFull
+from batching.cache import SequenceCache, common_prefix
 from batching.rows import Rows
 from batching.slots import decoding
 from batching.target import END, Output, Target
@@ -40,24 +39,12 @@ class DraftContext:
         self._depth = 0
         self.root_row = 0
 
-    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
-        """Commit ``prompt`` without its last token, reusing the cached prefix; nothing of one that
-        leaves no room for drafts, and no more than there are cells for beside other texts.
+    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
+        """A text begins with ``prompt``. What is not cached of it is read for its first tree.
 
         ``n_leaves`` is limited to the sequences that the context has.
         """
-        self._drop_tree(0)
-        self._use_leaves(n_leaves)
-        if len(prompt) >= self.target.n_ctx:
-            return
-        reading = Reading(self._cache, prompt[:-1])
-        try:
-            while (rows := reading.next_rows()) is not None:
-                reading.take((yield from decoding(self.target, rows)))
-        except CacheFull:
-            pass
-        finally:
-            reading.close()
+        self.keep(common_prefix(self._cache.tokens, prompt[:-1]), n_leaves)
 
     def share(self, other: DraftContext, n_tokens: int) -> None:
         """Start with what ``other``, a slot of the same target, has of its first ``n_tokens``."""
@@ -72,6 +59,17 @@ class DraftContext:
     def n_past(self) -> int:
         """Number of committed tokens."""
         return self._cache.n_past
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        """How many rows ``root`` would decode before that of the last token."""
+        new = tokens[self.n_past : self.n_past + len(self._chain) + 1]
+        return len(tokens) - 1 - self.n_past - self._n_reused(new)
+
+    def _n_reused(self, new_tokens: Sequence[int]) -> int:
+        """How many of the chain's tokens ``new_tokens`` begin with; their last is decoded."""
+        if self._forked or not self._chain:
+            return 0
+        return min(common_prefix(self._chain, new_tokens), len(new_tokens) - 1)
 
     def keep(self, n_tokens: int, n_leaves: int) -> None:
         """Keep the first ``n_tokens`` committed tokens; later trees have ``n_leaves``."""
@@ -91,12 +89,10 @@ class DraftContext:
         self, new_tokens: Sequence[int], embeddings: Floats | None = None
     ) -> Coroutine[Output]:
         """Like ``root`` with only the new tokens; ``embeddings`` are (n, n_embd)."""
-        n_reused = 0
         is_limited = self.target.n_rewind < NO_LIMIT
         text = [*self._cache.tokens, *new_tokens] if is_limited else []
-        if embeddings is None and not self._forked and self._chain:
-            n_reused = min(common_prefix(self._chain, new_tokens), len(new_tokens) - 1)
-            self._cache.tokens.extend(self._chain[:n_reused])
+        n_reused = self._n_reused(new_tokens) if embeddings is None else 0
+        self._cache.tokens.extend(self._chain[:n_reused])
         self._drop_tree(n_reused)
         pending = text[self._cache.n_past :] if is_limited else list(new_tokens[n_reused:])
         self.root_row = len(pending) - 1

@@ -13,7 +13,7 @@ from batching.tree import NO_LIMIT
 from speculation.auto.choose import choose, follow, give_one_length
 from speculation.drafting.cost import Cost
 from speculation.fast_path import run_plain
-from speculation.text import Text, failing
+from speculation.text import ROOM, Text, failing
 
 MAX_WAIT = 0.2  # seconds that texts wait for the drafter of another one, or for its prompt
 
@@ -52,7 +52,7 @@ class Batch:
         """Let each text draft; returns those that have.
 
         The work of a draft model or of heads is done for all of them together. A text whose drafter
-        has a long prompt to read drafts in a later step.
+        has much to read drafts in a later step.
         """
         for text in [text for text in self.drafting if text.has_ended]:
             self.drop(text)
@@ -65,7 +65,7 @@ class Batch:
                         text.started = start  # its step begins with that of the others
                     if proposing is None:
                         drafted.append(text)
-                    elif len(texts) == 1 and text.stats.n_steps:  # nothing to share, or to read
+                    elif len(texts) == 1 and text.n_unread <= ROOM:  # nothing to share, or to read
                         run(proposing)
                         drafted.append(text)
                     else:

@@ -141,16 +141,18 @@ class Drafter:
     requires  what it needs from the target, fixed at construction
     cost      the measured cost by which the loop chooses among its drafts; None: all are decoded
     budget    limits on what is chosen in the present step
+    share     a row of its own context over one of the target's, as estimated before it is timed
     """
 
     requires: Requirements = Requirements()
     cost: Cost | None = None
     budget: DraftBudget = DraftBudget()
+    share: float = 0.0
 
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
+    def begin(self, prompt: Sequence[int]) -> None:
         """A new text starts with ``prompt``, whose last token is the root of the first tree.
 
-        A coroutine if it takes work that can be shared with other texts, as ``draft``.
+        Must be fast: a drafter with a context of its own reads the prompt when it first drafts.
         """
 
     def draft(
@@ -177,6 +179,10 @@ class Drafter:
         Called before every step, so it must be fast.
         """
         return None
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        """How many of ``tokens``, the whole text, its own context would read before it drafts."""
+        return 0
 
     def observe_plain(self, steps: PlainSteps) -> None:
         """Learn from steps in which it was not asked; ``observe`` is not called for those."""

@@ -120,6 +120,8 @@ class Runtime:
             model=model,
             n_rewind=context.n_rewind,
             draft=draft,
+            # A step reads all weights, so that they say what it takes.
+            draft_share=draft.model.n_bytes / model.n_bytes if draft is not None else 0.0,
             heads=heads,
             draft_sampler=self._draft_sampler,
             memory=_load_memory(source.memory, model),

@@ -446,30 +446,30 @@ class Text:
         """Draft the next step's tree if a drafter would; else the step is plain."""
         self.is_plain_step = self.is_plain()
         if not self.is_plain_step:
-            return self._propose()
+            return self._draft()
         if len(self.tree) > 1:
             self.tree = TokenTree(self.tokens[-1])
         return None
 
-    def _propose(self) -> Coroutine[None]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self._begin()
-        yield from self._draft()
+    @property
+    def n_unread(self) -> int:
+        """Tokens that drafters would read in contexts of their own before they draft."""
+        return max([drafter.n_unread(self.tokens) for drafter in self.drafters], default=0)
 
-    def _begin(self) -> Coroutine[None]:
+    def _begin(self) -> None:
         """Give the prompt to the drafters, and request the states they need from the target."""
+        self._has_begun = True
         needed, target = self.needed, self.cache.target
         for drafter in self.drafters:
-            reading = drafter.begin(self.tokens)
-            if reading is not None:
-                yield from reading
+            drafter.begin(self.tokens)
         target.want_hidden(needed.hidden)
         target.want_layers(needed.layers)
         is_match = type(self.verifier) is Match
         target.want_logits(needed.logits or self._sampler.reads_logits or not is_match)
 
     def _draft(self) -> Coroutine[None]:
+        if not self._has_begun:
+            self._begin()
         start = own_time.now()
         self.show_plain()
         cache, tokens = self.cache, self.tokens

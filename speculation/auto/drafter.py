@@ -18,7 +18,7 @@ from batching.errors import InvalidParameter
 from batching.together import Coroutine
 from batching.tree import TokenTree
 from speculation.auto.fusion import fuse
-from speculation.auto.source import Asks, Source
+from speculation.auto.source import EXPLORATION, Asks, Source
 from speculation.drafter import (
     DraftBudget,
     Drafter,
@@ -99,13 +99,17 @@ def _make(
             continue
         drafter = spec.make(source_params, theirs)
         if drafter is not None:
-            sources.append(Source(name, drafter, _asks(name, resources)))
+            sources.append(Source(name, drafter, _asks(name, resources, drafter.share)))
     return Auto(params, sources, cost)
 
 
-def _asks(name: str, resources: Resources) -> Asks:
+def _asks(name: str, resources: Resources, share: float) -> Asks:
+    """What is known of asking a source: at first what two levels and a row are expected to take."""
+
     def make() -> Asks:
-        asks = Asks(resources.saved(name))
+        cost, curve = resources.cost, resources.cost.curve(0)
+        seconds = 2 * share * curve.at(1) + curve.at(2) - curve.at(1)
+        asks = Asks(resources.saved(name), seconds=seconds, reading=share * cost.row_seconds)
         resources.save(name, asks.state)
         return asks
 
@@ -135,6 +139,8 @@ class Auto(Drafter):
         self._max_leaves = max(2, math.ceil(1 / share))
         self._asked: list[Source] = []
         self._curve = cost.curve(0)  # of the present step
+        # Seconds that tries may take in this text: what its drafts saved, and a share of its time.
+        self._spare = 0.0
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
@@ -147,11 +153,14 @@ class Auto(Drafter):
         prompt_reader = Requirements.of_all(readers).prompt_reader
         return replace(every, prompt_reader=prompt_reader, rows=1, branches=self._max_leaves)
 
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
+    def begin(self, prompt: Sequence[int]) -> None:
         self.cost.begin()
-        row = self.cost.curve(len(prompt)).at(SIZES[-1]) / SIZES[-1]
+        self._spare = 0.0
         for source in self.sources:
-            yield from source.begin(prompt, row)
+            source.begin(prompt)
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        return max([source.drafter.n_unread(tokens) for source in self.sources], default=0)
 
     def end(self, tokens: Sequence[int]) -> None:
         for source in self.sources:
@@ -161,11 +170,12 @@ class Auto(Drafter):
         """1 if a source is worth asking, else 0."""
         _, plain, pays_from = self.cost.prices(len(tokens) - 1)
         for source in self.sources:
-            if source.is_worth_asking(tokens, plain, pays_from):
+            if source.is_worth_asking(tokens, plain, pays_from, self._spare):
                 return 1.0
         return 0.0
 
     def observe_plain(self, steps: PlainSteps) -> None:
+        self._spare += EXPLORATION * sum(steps.seconds)
         for source in self.sources:
             source.skip()
             source.drafter.observe_plain(steps)
@@ -188,7 +198,7 @@ class Auto(Drafter):
                 drafted = sum(path_probs) - 1.0
                 firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
                 left = 1.0 - sum([path_probs[node] for node in firsts])
-            if not source.is_worth_asking(tokens, plain, pays_from, left, drafted):
+            if not source.is_worth_asking(tokens, plain, pays_from, self._spare, left, drafted):
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
             yield from source.draft(tokens, own, shared)
@@ -218,5 +228,7 @@ class Auto(Drafter):
         n_drafted = cost.last_rows - cost.n_texts
         row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / max(1, n_drafted)
         accepted = set(step.path)
+        saved = (len(accepted) - 1) * curve.at(cost.n_texts) / cost.n_texts
+        self._spare += saved - row * (len(step.tree) - 1) - spent
         for source in asked:
             source.learn(accepted, row, rest / len(asked))

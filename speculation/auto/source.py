@@ -20,13 +20,14 @@ class Asks:
 
     tokens    drafts of an ask that are accepted
     seconds   time that an ask takes, with that of its rows
-    reading   time to read a token of a prompt
+    reading   time that it takes more for each token that the drafter has to read
     next_try  when the drafter may be asked although nothing is expected to be gained
     """
 
-    def __init__(self, state: object = None) -> None:
-        """``state`` is that of an earlier run; one of another form, or damaged, is ignored."""
-        self.tokens, self.seconds, self.reading = 2.0, 0.0, 0.0
+    def __init__(self, state: object = None, *, seconds: float = 0.0, reading: float = 0.0) -> None:
+        """``state`` is that of an earlier run; one of another form, or damaged, is ignored. Without
+        one an ask is expected to bring one token, and to take what the rest says."""
+        self.tokens, self.seconds, self.reading = 1.0, seconds, reading
         if isinstance(state, list) and len(state) == len(self.state()) and min(state) >= 0.0:
             self.tokens, self.seconds, self.reading = state
         self.next_try = 0.0
@@ -43,20 +44,20 @@ class Asks:
         """
         return max(left * self.tokens, self.tokens - drafted) * plain - self.seconds
 
-    def learn(self, n_accepted: int, seconds: float) -> None:
-        """An ask took ``seconds``; an interrupted one counts three times the usual at most."""
+    def learn(self, n_accepted: int, seconds: float, n_read: int = 0) -> None:
+        """An ask took ``seconds``, in which the drafter also read ``n_read`` tokens.
+
+        An interrupted one counts three times the usual at most. Reading is averaged over about the
+        last thousand tokens, since a short text's fixed time must not decide.
+        """
         self.tokens += RATE * (n_accepted - self.tokens)
-        if self.seconds:
-            self.seconds += RATE * (min(seconds, 3.0 * self.seconds) - self.seconds)
+        reading = self.reading * n_read
+        if reading > self.seconds:
+            self.reading += (seconds - self.seconds - reading) / (n_read + 1000)
+        elif self.seconds:
+            self.seconds += RATE * (min(seconds - reading, 3.0 * self.seconds) - self.seconds)
         else:
             self.seconds = seconds
-
-    def learn_reading(self, n: int, seconds: float) -> None:
-        """A prompt of ``n`` tokens was read.
-
-        By token, over about the last thousand: a short text's fixed time must not decide.
-        """
-        self.reading += (seconds - self.reading * n) / (n + (1000 if self.reading else 0))
 
 
 class Source:
@@ -72,68 +73,54 @@ class Source:
         self.asks = asks or Asks()
         self.nodes: Sequence[int] = ()  # of the step's tree that it drafted
         self.seconds = 0.0  # spent in this step
-        self._prompt: Sequence[int] | None = None  # of a text that the drafter has not read yet
-        self._n_prompt = 0  # tokens of it
+        self._n_read = 0  # tokens that it read in this step before it drafted
+        self._since = 0  # length of the text when it last drafted, at first that of the prompt
         self._is_try = False  # whether it is asked although no gain is expected
         self._follows = False  # whether it was asked and has seen every step since
 
-    def begin(self, prompt: Sequence[int], row: float) -> Coroutine[None]:
-        """A new text starts. The drafter reads it now if that takes next to nothing.
-
-        ``row`` is the target's time for a token of the prompt.
-        """
-        self._prompt, self._n_prompt, self._follows = prompt, len(prompt), False
-        if self.asks.reading <= 2 * EXPLORATION * row:
-            yield from self._read()
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text starts."""
+        self._since, self._follows = len(prompt), False
+        self.drafter.begin(prompt)
 
     def is_worth_asking(
         self,
         tokens: Sequence[int],
         plain: float,
         pays_from: float,
+        spare: float,
         left: float = 1.0,
         drafted: float = 0.0,
     ) -> bool:
         """Whether to ask it after ``tokens``.
 
-        A text that it has not read is read once the gain missed in it would have paid for that: one
-        that has gone on for long will probably go on as long again.
+        What it has not read of the text is read once the gain missed since its last draft would
+        have paid for that: a text that has gone on for long will probably go on as long again.
 
-        pays_from  probability from which a draft pays; the rest as in ``Asks.gain``
+        pays_from  probability from which a draft pays; ``left`` and the rest as in ``Asks.gain``
+        spare      seconds that a try may take
         """
-        asks, unread = self.asks, self._prompt
-        if unread is None:
-            promise = self.drafter.promise(tokens)
-            if promise is not None:
-                return left * promise >= pays_from
+        asks = self.asks
+        promise = self.drafter.promise(tokens)
+        if promise is not None:
+            return left * promise >= pays_from
+        reading = asks.reading * self.drafter.n_unread(tokens)
         gain = asks.gain(plain, left, drafted)
         self._is_try = gain <= 0.0
         if self._is_try:  # not where the other sources' drafts would hide what it is worth
-            return left > 0.5 and clock.now() >= asks.next_try
-        return (
-            unread is None or gain * (len(tokens) - self._n_prompt) >= asks.reading * self._n_prompt
-        )
-
-    def _read(self) -> Coroutine[None]:
-        prompt, self._prompt = self._prompt, None
-        assert prompt is not None
-        start = own_time.now()
-        reading = self.drafter.begin(prompt)
-        if reading is not None:
-            yield from reading
-        self.asks.learn_reading(len(prompt), own_time.now() - start)
+            is_due = left > 0.5 and clock.now() >= asks.next_try
+            return is_due and asks.seconds + reading <= spare
+        return gain * (len(tokens) - self._since) >= reading
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         """Add its drafts to ``tree``, which has no others."""
-        asks = self.asks
+        asks, self._n_read = self.asks, self.drafter.n_unread(tokens)
         if self._is_try:  # the other texts of the step need not try it
-            lost = asks.seconds + (asks.reading * self._n_prompt if self._prompt else 0.0)
+            lost = asks.seconds + asks.reading * self._n_read
             asks.next_try = clock.now() + lost / EXPLORATION
-        if self._prompt is not None:
-            yield from self._read()
         start = own_time.now()
         yield from drafted(self.name, self.drafter, tokens, tree, budget)
-        self._follows = True
+        self._follows, self._since = True, len(tokens)
         self.seconds = own_time.now() - start
 
     def observe(self, step: Step) -> None:
@@ -154,4 +141,5 @@ class Source:
         rest  its share of the seconds besides decoding and drafting
         """
         n_accepted = sum([node in accepted for node in self.nodes])
-        self.asks.learn(n_accepted, self.seconds + rest + row * len(self.nodes))
+        spent = self.seconds + rest + row * len(self.nodes)
+        self.asks.learn(n_accepted, spent, self._n_read)

@@ -9,10 +9,6 @@ from speculation.drafting.acceptance import RATE, Acceptance, of_probability
 from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
 
-# Of a plain step, before a level was timed: so the first draft stays short. A draft model that
-# takes 0.3 of a step a level would otherwise look so dear that it is not asked again.
-_UNKNOWN_LEVEL = 0.5
-
 
 class Confidence:
     """Calibrated confidence: the acceptance rate of first choices, by their probability."""
@@ -53,24 +49,32 @@ class Confidence:
 class LevelTime:
     """The average time of a tree level, and the path probability at which one more pays off."""
 
-    def __init__(self, target_seconds: Callable[[], float] | None = None) -> None:
-        """``target_seconds`` returns the cost of a target step; None ignores drafting time."""
+    def __init__(
+        self, target_seconds: Callable[[], float] | None = None, share: float = 0.5
+    ) -> None:
+        """``target_seconds`` returns the cost of a target step; None ignores drafting time.
+
+        A level counts as ``share`` of that until one was timed. With too low a share, the first
+        draft is so long that a slow source looks hopeless.
+        """
         self._target_seconds = target_seconds
+        self._share = share
         self._seconds = 0.0  # average per level; 0 = not known yet
 
     @classmethod
-    def of(cls, name: str, resources: Resources) -> LevelTime:
+    def of(cls, name: str, resources: Resources, share: float = 0.5) -> LevelTime:
         """The one of a method, kept from text to text."""
-        return resources.keep(("level time", name), lambda: cls(resources.step_seconds))
+        return resources.keep(("level time", name), lambda: cls(resources.step_seconds, share))
 
     def min_path_prob(self, budget: DraftBudget) -> float:
         """Path probability below which another level is not worth its row and drafting time."""
         if not budget.min_path_prob or self._target_seconds is None:
             return budget.min_path_prob
-        share = self._seconds / self._target_seconds() if self._seconds else _UNKNOWN_LEVEL
+        share = self._seconds / self._target_seconds() if self._seconds else self._share
         return budget.min_path_prob + share
 
     def record(self, seconds: float, nodes: Candidates) -> None:
-        """Record the time it took to find ``nodes``, including the root's level."""
-        level = seconds / (1 + max(depths_of(nodes), default=0))
-        self._seconds += RATE * (level - self._seconds) if self._seconds else level
+        """Record the time it took to find ``nodes`` below the root."""
+        if nodes:
+            level = seconds / max(depths_of(nodes))
+            self._seconds += RATE * (level - self._seconds) if self._seconds else level

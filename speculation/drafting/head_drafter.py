@@ -95,10 +95,11 @@ class TreeDrafter(Drafter):
         when it is no longer worth its time."""
         self._confidence = Confidence(acceptance)
         self._time = level_time or LevelTime()
+        self._began = 0.0  # to grow a tree, once its root is decoded
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._confidence.set_candidates(())
-        start = own_time.now()
+        self._began = own_time.now()
         try:
             result = yield from self._search(tokens, tree, budget)
         except CacheFull:  # other texts have its cells
@@ -108,7 +109,7 @@ class TreeDrafter(Drafter):
         nodes, chosen = result
         add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
         self._confidence.set_candidates(nodes)
-        self._time.record(own_time.now() - start, nodes)
+        self._time.record(own_time.now() - self._began, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
@@ -198,6 +199,7 @@ class HeadDrafter(TreeDrafter):
     ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
         self._last = len(tokens) - 1
         root = yield from self._context.root(tokens)
+        self._began = own_time.now()
         return None if root is None else (yield from self._grow(*root, tree, budget))
 
     def _grow(

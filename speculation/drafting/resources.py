@@ -36,6 +36,7 @@ class Resources:
     model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
     draft     the draft model's context, or None
+    draft_share  its time for a row over the target's, as estimated before it is timed
     heads     drafting heads by the method named in their files
     memory    the texts read and written before, for suffix decoding
 
@@ -52,6 +53,7 @@ class Resources:
         model: Model | None = None,
         n_rewind: int = NO_LIMIT,
         draft: Target | None = None,
+        draft_share: float = 0.0,
         heads: Mapping[str, Any] | None = None,
         draft_sampler: Callable[[SamplingParams], DraftSampler] | None = None,
         memory: SuffixMemory | None = None,
@@ -66,7 +68,7 @@ class Resources:
         self._states: dict[str, Callable[[], list[float]]] = {}
         self.model = model
         self.n_rewind = n_rewind
-        self.draft = draft
+        self.draft, self.draft_share = draft, draft_share
         self.heads = dict(heads or {})
         self._draft_sampler = draft_sampler
         self.memory = SuffixMemory() if memory is None else memory

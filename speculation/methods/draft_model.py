@@ -14,7 +14,7 @@ from functools import partial
 
 from batching.draft_context import DraftContext
 from batching.errors import CacheFull, InvalidParameter
-from batching.together import Coroutine
+from batching.together import Coroutine, own_time
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
@@ -79,23 +79,27 @@ class DraftModel(TreeDrafter):
         acceptance: Acceptance | None = None,
         sampler: DraftSampler | None = None,
         level_time: LevelTime | None = None,
+        share: float = 0.0,
     ) -> None:
         """``context`` is the draft model's, shared by all texts.
 
-        ``sampler`` samples the drafts from q; see the base class for the rest.
+        ``sampler`` samples the drafts from q; see the base classes for the rest.
         """
         super().__init__(acceptance, level_time)
-        self.params = params
+        self.params, self.share = params, share
         branches = 0 if params.width == 1 else min(params.nodes, 60)
         self.requires = Requirements(branches=branches)
         self._context = context
         self._sampler = sampler
         self._is_full = False  # whether the context had no cells left for this text
 
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
+    def begin(self, prompt: Sequence[int]) -> None:
         if self._sampler is not None:
             self._sampler.begin(prompt)
-        return self._context.begin(prompt, self.params.width)
+        self._context.begin(prompt, self.params.width)
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        return self._context.n_unread(tokens)
 
     def observe(self, step: Step) -> None:
         super().observe(step)
@@ -121,6 +125,7 @@ class DraftModel(TreeDrafter):
             return None
         try:
             output = yield from context.root(tokens)
+            self._began = own_time.now()
             nodes = yield from grow(
                 partial(self._below, self._time.min_path_prob(budget)),
                 context.level,
@@ -182,12 +187,14 @@ class DraftModel(TreeDrafter):
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     resources.require_draft("draft")
     make_sampler = resources.draft_sampler if _rejects(params, resources) else None
+    share = resources.draft_share
     return DraftModel(
         params,
         resources.draft_context,
         acceptance=resources.acceptance("draft"),
         sampler=make_sampler() if make_sampler is not None else None,
-        level_time=LevelTime.of("draft", resources),
+        level_time=LevelTime.of("draft", resources, share),
+        share=share,
     )
 
 

@@ -40,15 +40,19 @@ class OneToken(Drafter):
         self.use(Clock(), 0.0)
 
     def use(self, clock: Clock, seconds: float, reading: float = 0.0) -> None:
-        """Take ``seconds`` of ``clock`` for a draft, and ``reading`` for a token of a prompt."""
+        """Take ``seconds`` of ``clock`` for a draft, and ``reading`` for a token it has to read."""
         self._clock, self._seconds, self._reading = clock, seconds, reading
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._clock.now += self._reading * len(prompt)
+        self._n_read = 0
 
-    def draft(self, tokens: object, tree: TokenTree, budget: DraftBudget) -> None:
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        return len(tokens) - 1 - self._n_read if self._reading else 0
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self.n_asked += 1
-        self._clock.now += self._seconds
+        self._clock.now += self._seconds + self._reading * self.n_unread(tokens)
+        self._n_read = len(tokens)
         if self.prob:
             tree.add(0, self.token, prob=self.prob)
 

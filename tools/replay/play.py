@@ -145,6 +145,9 @@ class Playback:
 
     want_hidden = want_layers = want_logits = seq_rm = seq_cp = _nothing
 
+    def has_window(self, *_: object) -> bool:
+        return True
+
 
 class Replay:
     """Plays texts under several methods; each method keeps what it learns from text to text.
@@ -173,7 +176,10 @@ class Replay:
         one that has ended. Runs are in the order in which the texts end."""
         machine = Machine(self.cost(), self.noise, self.hiccups)
         draft: Any = RecordedDraft(machine, self.draft_seconds) if self.draft_seconds else None
-        resources = Resources(lambda: measured(self.cost()), draft=draft)
+        cost = measured(self.cost())
+        # The draft model's time is known as if by its weights.
+        share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
+        resources = Resources(lambda: cost, draft=draft, draft_share=share)
         batch = Batch(machine)
         if n_places > 1:  # as the engine measures it for texts that share a decode
             batch.cost = resources.cost
@@ -297,10 +303,11 @@ def _charged_specs(machine: Machine, context: RecordedDraft) -> dict[str, Method
             if spec.name == draft_model.spec.name:
                 resources.require_draft(spec.name)
                 acceptance = resources.acceptance("draft")
-                level_time = LevelTime.of("draft", resources)
+                share = resources.draft_share
+                level_time = LevelTime.of("draft", resources, share)
                 recorded = cast("Any", context)
                 drafter = _RecordedDraftModel(
-                    params, recorded, acceptance=acceptance, level_time=level_time
+                    params, recorded, acceptance=acceptance, level_time=level_time, share=share
                 )
             return _charge(
                 drafter or spec.make(params, resources),
@@ -345,19 +352,25 @@ class RecordedDraft:
         self._text = text
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
+        self._n_past = self._depth = 0
 
-    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
+    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
         self.n_leaves = n_leaves
-        self._machine.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
-        return done(None)
+        self._n_past = self._depth = 0
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        return max(0, len(tokens) - 1 - self._n_past - self._depth)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
         assert self._text is not None
+        self._machine.now += self._seconds[0] * self.n_unread(tokens) / PROMPT_ROWS
+        self._n_past, self._depth = len(tokens), 0
         self.tree = self._text.drafts[len(tokens) - len(self._text.prompt)]
         return self.level((), ())
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
         self._machine.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
+        self._depth += len(tokens) if self.n_leaves == 1 else 0  # an accepted chain is kept
         return done(self)
 
     def logits(self, row: int) -> None:

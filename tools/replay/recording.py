@@ -111,7 +111,7 @@ class Recorder(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._tokens = list(prompt)
         if self._draft is not None:
-            run(self._draft.begin(prompt, WIDTH))
+            self._draft.begin(prompt, WIDTH)
             self.drafts.append(self._tree(self._draft))
 
     def observe(self, step: Step) -> None:

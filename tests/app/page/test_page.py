@@ -139,7 +139,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
         ("--gpu-layers -5", "argument --gpu-layers: invalid value '-5'; give an integer from 0"),
         ("--n-cpu-moe -5", "argument --n-cpu-moe: invalid value '-5'; give an integer from 0"),
-        ("--parallel 0", "argument --parallel: invalid value '0'; give an integer from 1 to 256"),
+        ("--parallel 0", "argument --parallel: invalid value '0'; give an integer from 1 to 255"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
         ("--kv-type q4_0 --flash-attn off", "a q4_0 KV cache needs flash attention"),
     ):

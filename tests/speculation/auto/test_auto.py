@@ -22,6 +22,7 @@ from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.methods import parse_method
 from speculation.methods.suffix import Suffix, SuffixParams, spec
 from tests.support.fake_sources import Clock, OneToken, draft, take_step, use_clock
+from tests.support.fake_target import FakeTarget
 
 
 def auto_of(*drafters: OneToken, row: float = 0.1, switch: float = 0.0) -> Auto:
@@ -33,7 +34,7 @@ def test_auto_drafts_a_repetition_and_records_its_source() -> None:
     source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()))
     auto = Auto(AutoParams(), [source], Cost(CostCurve.linear(1.0, 0.01)))
     text = [5, 6, 7, 8, 9] * 4
-    run(auto.begin(text))
+    auto.begin(text)
     tree = draft(auto, text)
     assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
     assert set(tree.sources.values()) == {"suffix"}
@@ -46,7 +47,7 @@ def test_drafts_pay_for_leaving_plain_steps_and_the_way_back(
     drafter = OneToken(7, 0.3)
     auto = auto_of(drafter, row=0.01, switch=0.1)
     n_rows = []
-    run(auto.begin([1]))
+    auto.begin([1])
     for prob in (0.15, 0.3, 0.15, 0.0, 0.15):
         drafter.prob = prob
         n_rows.append(len(draft(auto, [1])))
@@ -63,7 +64,7 @@ def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
     cheap, expensive = OneToken(5, 0.0), OneToken(6, 0.8)
     expensive.use(clock, 0.3)
     auto = auto_of(cheap, expensive)
-    run(auto.begin([1]))
+    auto.begin([1])
     for _ in range(40):  # alone it is accepted and saves 0.9 of a step in 0.3
         take_step(auto, [1], clock, right=True)
     assert expensive.n_asked == 40
@@ -83,7 +84,7 @@ def test_without_the_memory_earlier_texts_neither_help_nor_take_in_this_one(
     (auto,) = parse_method(method).drafters(resources)
     assert isinstance(auto, Auto)
     text = [1, *known[:9]]
-    run(auto.begin(text))
+    auto.begin(text)
     assert (len(draft(auto, text)) > 1) is helps
     auto.end([*range(40, 60)])
     assert (memory.index.n_tokens > len(known) + 1) is helps
@@ -125,17 +126,21 @@ def asked(
     reading: float = 0.0,
     steps_of_a_text: int = 0,
     right: bool = False,
+    known: list[float] | None = None,
 ) -> list[int]:
-    """The steps in which a source is asked that takes ``seconds`` of a step of 1 s."""
+    """The steps in which a source is asked that takes ``seconds`` of a step of 1 s.
+
+    ``known`` is what was learnt of it before.
+    """
     clock = Clock()
     use_clock(monkeypatch, clock)
     drafter.use(clock, seconds, reading)
     cost = Cost(CostCurve.linear(1.0, 0.1))
-    auto = Auto(AutoParams(), [Source("source", drafter)], cost)
+    auto = Auto(AutoParams(), [Source("source", drafter, Asks(known))], cost)
     steps = []
     for now in range(n_steps):
         if now % (steps_of_a_text or n_steps) == 0:
-            run(auto.begin([1] * 100))
+            auto.begin([1] * 100)
             tokens = [1] * 100
         if auto.promise(tokens):
             before = drafter.n_asked
@@ -167,14 +172,54 @@ def test_a_source_that_pays_is_asked_in_every_step(monkeypatch: pytest.MonkeyPat
 def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafter = OneToken(7, 0.9)
     steps = asked(
-        monkeypatch, drafter, 100, seconds=0.1, reading=0.1, steps_of_a_text=50, right=True
+        monkeypatch,
+        OneToken(7, 0.9),
+        100,
+        seconds=0.1,
+        reading=0.1,
+        steps_of_a_text=50,
+        right=True,
+        known=[1.0, 0.2, 0.1],
     )
-    # The first text shows that reading 100 tokens takes 10 s, and an ask gains 0.8 or more.
-    assert steps[:50] == list(range(50))
-    assert 9 < steps[50] - 50 < 13
-    assert steps[51:] == list(range(steps[50] + 1, 100))
+    # To read 99 tokens takes 9.9 s, to read another one 0.1 s, and an ask gains 0.8 s.
+    assert steps == [*range(15, 50), *range(65, 100)]
+
+
+def test_a_try_takes_no_more_than_the_drafts_of_its_text_have_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    copies, slow = OneToken(5, 0.4), OneToken(6, 0.9)
+    slow.use(clock, 2.0, reading=0.1)
+    sources = [Source("copies", copies), Source("slow", slow, Asks([1.0, 2.0, 0.1]))]
+    auto, tokens = Auto(AutoParams(), sources, Cost(CostCurve.linear(1.0, 0.1))), [1] * 31
+    auto.begin(tokens)
+    saved = []
+    while not slow.n_asked:  # a right draft saves 0.9 s; a try takes 2 s, and 3 s to read
+        take_step(auto, tokens, clock, right=True)
+        saved.append(auto._spare)
+    assert len(saved) == 7
+    assert saved[5] == pytest.approx(5.4)
+    auto.begin(tokens)
+    clock.now += 2000.0  # the next try is due, but not in a text that has saved nothing yet
+    take_step(auto, tokens, clock, right=True)
+    assert slow.n_asked == 1
+
+
+@pytest.mark.parametrize(("share", "is_asked"), [(0.1, True), (0.4, False)])
+def test_a_draft_model_is_asked_first_only_if_its_size_promises_a_gain(
+    share: float, is_asked: bool
+) -> None:
+    draft_model: Any = FakeTarget()
+    cost = Cost(CostCurve.linear(1.0, 0.25))
+    resources = Resources(lambda: cost, draft=draft_model, draft_share=share)
+    (auto,) = parse_method("auto:sources=draft").drafters(resources)
+    auto.begin(text := [1, 2, 3, 4])
+    assert auto.promise(text) == 0.0  # the prompt is not read before the first token
+    assert bool(auto.promise([*text, 5, 6, 7])) is is_asked
+    assert draft_model.decoded == []
 
 
 @pytest.mark.parametrize(("promise", "is_asked"), [(0.0, False), (0.1, False), (0.3, True)])
@@ -185,7 +230,7 @@ def test_a_source_that_tells_what_its_draft_promises_is_asked_if_that_pays(
     monkeypatch.setattr(drafter, "promise", lambda tokens: promise)
     auto = auto_of(drafter, row=0.2)
     auto.cost.n_texts = 4
-    run(auto.begin([1]))
+    auto.begin([1])
     assert auto.promise([1]) == 0.0  # four share the step, so that a row costs half a token
     auto.cost.n_texts = 1  # a row costs 0.2 of a step
     assert auto.promise([1]) == is_asked
@@ -204,9 +249,9 @@ def test_drafts_pay_from_the_probability_at_which_they_save_what_their_rows_cost
 
 
 def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
-    assert Asks([0.5, 0.2, 0.1]).state() == [0.5, 0.2, 0.1]
+    assert Asks([0.5, 0.2, 0.1], seconds=9.0).state() == [0.5, 0.2, 0.1]
     for other in (None, [1.0], {"asks": 1}, "x"):
-        assert Asks(other).state() == [2.0, 0.0, 0.0]
+        assert Asks(other, seconds=0.3, reading=0.1).state() == [1.0, 0.3, 0.1]
 
 
 def test_branches_are_drafted_where_rows_are_cheap() -> None:
@@ -217,7 +262,7 @@ def test_branches_are_drafted_where_rows_are_cheap() -> None:
 
 
 def test_an_ask_gains_what_is_accepted_less_its_rows_and_time() -> None:
-    for accepted, gain in ((range(64), 2.0 + 0.05 * 61 - 20.0), (range(2), 2.0 - 0.05 - 20.0)):
+    for accepted, gain in ((range(64), 1.0 + 0.05 * 62 - 20.0), (range(2), 1.0 - 20.0)):
         source = Source("source", OneToken(7, 0.5))
         source.nodes, source.seconds = range(1, 64), 1.0
         source.learn(accepted, row=0.3, rest=0.1)
@@ -235,25 +280,22 @@ def test_one_text_of_a_step_tries_what_is_not_expected_to_gain(
     asks = Asks([0.1, 0.5, 0.0])
     one, other = (Source("source", OneToken(7, 0.9), asks) for _ in range(2))
     for source in (one, other):
-        run(source.begin([1], row=1.0))
-    assert [source.is_worth_asking([1], 1.0, 0.3) for source in (one, other)] == [True, True]
+        source.begin([1])
+        assert not source.is_worth_asking([1], 1.0, 0.3, spare=0.4)
+        assert source.is_worth_asking([1], 1.0, 0.3, spare=0.5)
     run(one.draft([1], TokenTree(1), DraftBudget()))
-    assert not other.is_worth_asking([1], 1.0, 0.3)
+    assert not other.is_worth_asking([1], 1.0, 0.3, spare=9.0)
     assert asks.next_try == 0.5 / 0.005
 
 
-def test_short_texts_do_not_decide_what_reading_a_token_costs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    use_clock(monkeypatch, clock)
-    source = Source("source", OneToken(7, 0.9))
-    monkeypatch.setattr(
-        source.drafter, "begin", lambda prompt: setattr(clock, "now", clock.now + 0.1)
-    )
-    for n_tokens in (10, 10, 10, 1000):
-        run(source.begin([1] * n_tokens, row=10.0))
-    assert 0.004 < source.asks.reading < 0.006  # 0.01 after the short ones
+def test_short_texts_do_not_decide_what_reading_a_token_costs() -> None:
+    asks = Asks([1.0, 0.01, 0.005])
+    for n_tokens in (10, 10, 10):  # 0.1 s each, whatever their length
+        asks.learn(1, 0.11, n_tokens)
+    assert asks.reading == pytest.approx(0.0052, abs=1e-4)
+    asks.learn(1, 0.11, 1000)
+    assert asks.reading == pytest.approx(0.0026, abs=1e-4)
+    assert asks.seconds == 0.01
 
 
 def select(tree: TokenTree, budget: DraftBudget, cost: list[float], **settings: Any) -> list[int]:

@@ -104,7 +104,7 @@ def lengths(**params: float) -> list[int]:
     found = []
     for seed in range(40):
         prompt = prompt_of(seed)
-        run(drafter.begin(prompt))
+        drafter.begin(prompt)
         tree = TokenTree(prompt[-1])
         run(drafter.draft(prompt, tree, DraftBudget()))
         found.append(len(tree) - 1)
@@ -228,7 +228,7 @@ def test_an_accepted_chain_is_not_decoded_again() -> None:
     target = FakeTarget()
     levels = DraftContext(target)
     text = [1, 2, 3, 4]
-    run(levels.begin(text))
+    levels.begin(text)
     drafted = chain(levels, text, 4)
     target.decoded.clear()
     text += [*drafted[:3], 9]  # three drafts were accepted, then another token followed
@@ -236,12 +236,27 @@ def test_an_accepted_chain_is_not_decoded_again() -> None:
     assert [len(rows) for rows in target.decoded] == [1, 1]
 
 
+def test_a_prompt_is_read_for_the_first_tree_and_what_is_cached_of_it_is_not() -> None:
+    target = FakeTarget()
+    levels = DraftContext(target)
+    levels.begin(text := [1, 2, 3, 4])
+    assert target.decoded == []
+    assert levels.n_unread(text) == 3
+    drafted = chain(levels, text, 3)
+    assert [len(rows) for rows in target.decoded] == [4, 1, 1]
+    # The chain's last token was not decoded, and two were not asked for.
+    text += [*drafted, 9, 8]
+    assert levels.n_unread(text) == 2
+    levels.begin([1, 2, 3, 9])
+    assert levels.n_unread([1, 2, 3, 9, 9]) == 1
+
+
 def test_each_path_of_a_tree_sees_only_its_own_tokens() -> None:
     target = FakeTarget()
     levels = DraftContext(target)
     text = [1, 2, 3]
     for n_leaves in (3, 4):
-        run(levels.begin(text, n_leaves))
+        levels.begin(text, n_leaves)
         run(levels.root(text))
         run(levels.level([0, 0, 0], [5, 6, 7]))
         output = run(levels.level([1, 1, 2], [8, 9, 8]))

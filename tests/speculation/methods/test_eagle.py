@@ -76,7 +76,7 @@ def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
     """EAGLE-2's candidates when the draft is the fake target itself."""
     output_of = FakeTarget()
     levels = DraftContext(output_of)
-    run(levels.begin(prefix, width))
+    levels.begin(prefix, width)
 
     def children(nodes: Sequence[Candidate], parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
@@ -131,7 +131,7 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows(
 ) -> None:
     levels = DraftContext(FakeTarget())
     text = (1, 2, 3)
-    run(levels.begin(text, 2))
+    levels.begin(text, 2)
     output = run(levels.root(text))
     context = HeadContext(FakeEagleHead(fake_logits))
     monkeypatch.setattr(context, "level", levels.level)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from batching.cache import common_prefix
-from batching.together import run
 from batching.tree import TokenTree
 from speculation.auto.drafter import Auto
 from speculation.drafter import DraftBudget, Step
@@ -116,7 +115,7 @@ def test_a_prediction_is_drafted_by_itself_or_in_auto_only_if_there_is_one() -> 
 
 def test_auto_prefers_the_prediction_to_an_equal_match_in_the_prompt() -> None:
     drafter, same = auto([*BEFORE, 300]), BEFORE[:40]
-    run(drafter.begin([*same, 400, 401, 402, 2]))
+    drafter.begin([*same, 400, 401, 402, 2])
     tree = draft(drafter, [*same, 400, 401, 402, 2, *same])
     assert tree.tokens[1:4] == BEFORE[40:43]
     assert tree.sources[1] == "prediction"
