@@ -259,13 +259,3 @@ def test_thinking_is_off_unless_it_is_asked_for(
     asked = backend.requests[-1]
     assert (asked.tool_choice, asked.thinking) == (choice, thinking)
     assert asked.template_kwargs == template
-
-
-def test_a_reply_can_be_held_to_a_schema(client: Anthropic, backend: FakeBackend) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    for name in ("output_config", "output_format"):
-        backend.script = [[done()]]
-        format_ = {"type": "json_schema", "schema": schema}
-        given = {"format": format_} if name == "output_config" else format_
-        client.messages.create(**ASKED, extra_body={name: given})
-        assert backend.requests[-1].sampling["json_schema"] == schema

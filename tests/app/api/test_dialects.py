@@ -1,4 +1,4 @@
-"""How replies end, fail and are refused in the words of each API, whole and streamed."""
+"""What is asked, and how replies end, fail and are refused, in the words of each API."""
 
 from __future__ import annotations
 
@@ -33,6 +33,86 @@ def backend() -> FakeBackend:
 def http(backend: FakeBackend) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served(backend), timeout=60) as made:
         yield made
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+JSON = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+FUNCTION = {"name": "f", "parameters": {}}
+TOOL = {"type": "function", "function": FUNCTION}
+PLAIN_TOOL = {"tools": [{"type": "function", **FUNCTION}], "parallel_tool_calls": False}
+ITS_TOOL = {
+    "tools": [{"name": "f", "input_schema": {}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+}
+SAME = {"seed": 5, "temperature": 0.5, "top_k": 7, "speculation": {"method": "ar"}}
+
+
+def everywhere(**fields: Any) -> dict[str, dict[str, Any]]:
+    return dict.fromkeys(BODIES, fields)
+
+
+# By API what is asked there, and what the engine gets.
+ASKED: list[tuple[dict[str, dict[str, Any]], dict[str, Any]]] = [
+    (everywhere(**SAME), {"method": "ar"}),
+    (everywhere(speculation={"memory": False}), {"memory": None}),
+    (everywhere(), {"stop": ("END",), "parallel_tool_calls": True, "tools": ()}),
+    (
+        {
+            **everywhere(max_tokens=7),
+            NATIVE: {"n_predict": 7},
+            RESPONSES: {"max_output_tokens": 7},
+        },
+        {"max_tokens": 7},
+    ),
+    (
+        {
+            CHAT: {"tools": [TOOL], "parallel_tool_calls": False},
+            RESPONSES: PLAIN_TOOL,
+            MESSAGES: ITS_TOOL,
+        },
+        {"tool_choice": "auto", "parallel_tool_calls": False},
+    ),
+    (
+        {
+            CHAT: {"reasoning_effort": "none"},
+            RESPONSES: {"reasoning": {"effort": "none"}},
+            MESSAGES: {"thinking": {"type": "disabled"}},
+        },
+        {"thinking": False},
+    ),
+]
+SCHEMAS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+    {"json_schema": SCHEMA},
+    {"json_schema": SCHEMA},
+    {"text": {"format": JSON}},
+    {"output_config": {"format": JSON}},
+    {"output_format": JSON},
+]
+
+
+@pytest.mark.parametrize(("asked", "expected"), ASKED)
+def test_the_engine_is_asked_for_the_same(
+    http: httpx.Client,
+    backend: FakeBackend,
+    asked: dict[str, dict[str, Any]],
+    expected: dict[str, Any],
+) -> None:
+    for path, more in asked.items():
+        backend.script = [[done()]]
+        assert http.post(path, json={**BODIES[path], **more}).status_code == 200, path
+        request = backend.requests[-1]
+        assert {name: getattr(request, name) for name in expected} == expected, path
+        assert [tool["function"]["name"] for tool in request.tools] == ["f"] * ("tools" in more)
+        for name in ("seed", "temperature", "top_k"):
+            assert name not in more or request.sampling[name] == more[name], path
+
+
+def test_a_reply_is_held_to_the_same_schema(http: httpx.Client, backend: FakeBackend) -> None:
+    for path, more in zip([*BODIES, MESSAGES], SCHEMAS, strict=True):
+        backend.script = [[done()]]
+        assert http.post(path, json={**BODIES[path], **more}).status_code == 200, path
+        assert backend.requests[-1].sampling["json_schema"] == SCHEMA, path
 
 
 def end_of(path: str, reply: dict[str, Any]) -> Any:
