@@ -109,6 +109,11 @@ def parse_flags(
     add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
     add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
     add(
+        "--exact",
+        action="store_true",
+        help="write the very same text as plain decoding, at some cost in speed (docs/lossless.md)",
+    )
+    add(
         "--host",
         default="127.0.0.1",
         help="address to listen on (%(default)s). The page opens as localhost and under this "
@@ -224,6 +229,7 @@ def parse_flags(
             n_threads=flags.threads,
             kv_type=flags.kv_type,
             flash_attn=flags.flash_attn,
+            exact=flags.exact,
         )
     except SpeculationError as error:
         parser.error(str(error))
@@ -281,6 +287,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         n_threads=flags.threads,
         kv_type=flags.kv_type,
         flash_attn=flags.flash_attn,
+        exact=flags.exact,
         draft_model=flags.draft_model,
         heads=tuple(flags.heads),
         mtp=not flags.no_mtp,

@@ -352,6 +352,7 @@ def _context_params(spec: ModelSpec) -> ContextParams:
         n_threads=spec.n_threads,
         kv_type=spec.kv_type,
         flash_attn=spec.flash_attn,
+        exact=spec.exact,
     )
 
 

@@ -27,6 +27,7 @@ class ModelSpec:
     n_threads: int | None = None
     kv_type: str = "f16"
     flash_attn: str = "auto"
+    exact: bool = False
     draft_model: str | None = None
     heads: tuple[str, ...] = ()
     mtp: bool = True

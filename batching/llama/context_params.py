@@ -11,6 +11,7 @@ MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
 MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 models
 MAX_CELLS = 2**31 - 256
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
+BF16 = 30
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -29,6 +30,10 @@ class ContextParams:
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16 or q8_0
     flash_attn  on, off, or auto = measured when the context is created; on a GPU, on if supported
+    n_ubatch    rows computed at a time; None = n_batch
+    exact       a row attends to the same values in the same order, whatever else is decoded: if
+                there are several texts, each has cells of its own. ``exact.equal_rows`` tells
+                how many rows at a time then have the same logits as one
     """
 
     n_ctx: int = 0
@@ -39,6 +44,8 @@ class ContextParams:
     n_threads: int | None = None
     kv_type: str = "f16"
     flash_attn: str = "auto"
+    n_ubatch: int | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         require_types(vars(self), hints_of(ContextParams))
@@ -50,6 +57,8 @@ class ContextParams:
         _check_range("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
         _check_range("n_slots", self.n_slots, 1, MAX_SEQUENCES)
         _check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
+        if self.n_ubatch is not None:
+            _check_range("n_ubatch", self.n_ubatch, 1, self.n_batch)
         if self.n_threads is not None:
             _check_range("n_threads", self.n_threads, 1, MAX_THREADS)
         for name, value, choices in (
@@ -60,6 +69,12 @@ class ContextParams:
                 raise InvalidParameter(
                     f"{{{name}}} is {value!r}; give one of {', '.join(choices)}", settings=(name,)
                 )
+        if self.exact and (self.kv_type == "f32" or self.flash_attn == "off"):
+            raise InvalidParameter(
+                "{exact} needs flash attention and a KV cache of f16 or q8_0; change {kv_type} or "
+                "{flash_attn}",
+                settings=("exact", "kv_type", "flash_attn"),
+            )
         if self.kv_type == "q8_0" and self.flash_attn == "off":
             raise InvalidParameter(
                 "a q8_0 KV cache needs flash attention; change {kv_type} or {flash_attn}",

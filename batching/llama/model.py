@@ -81,10 +81,12 @@ class Model:
         cache: CacheSize | None = None,
         mtp: bool = False,
         embedding: bool = False,
+        repack: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any;
-        ``embedding`` takes models that write no text, too.
+        ``embedding`` takes models that write no text, too. ``repack`` lets llama.cpp rearrange
+        weights for this CPU, which costs memory and the time to load, and brings other kernels.
 
         If ``placement`` does not say how many layers go to the devices, as many do as fit together
         with their part of ``cache``.
@@ -105,6 +107,7 @@ class Model:
         native_devices = placement.native(self.devices)  # must outlive the call below
         params.devices = ctypes.cast(native_devices, ctypes.c_void_p)
         params.load_mtp = mtp
+        params.use_extra_bufts = repack
 
         stopped: list[BaseException] = []
 

@@ -119,6 +119,7 @@ class RunOptions:
     gpu_layers: int | None
     kv_type: str
     flash_attn: str
+    exact: bool
     json: Path | None
 
     def context_params(self) -> ContextParams:
@@ -127,6 +128,7 @@ class RunOptions:
             n_threads=self.threads,
             kv_type=self.kv_type,
             flash_attn=self.flash_attn,
+            exact=self.exact,
         )
 
     def read_prompts(self) -> list[Prompt]:
@@ -165,6 +167,7 @@ class RunOptions:
             "placed_on": [device.description for device in engine.model.devices],
             "kv_type": context.params.kv_type,
             "flash_attn": on_or_off(context.flash_attn),
+            "exact": context.params.n_ubatch if context.params.exact else None,
         }
 
 
@@ -378,6 +381,11 @@ def add_model(group: argparse._ActionsContainer) -> None:
         choices=tuple(FLASH_ATTN),
         default="auto",
         help="flash attention; auto measures which is faster at load time (auto)",
+    )
+    group.add_argument(
+        "--exact",
+        action="store_true",
+        help="every text is the very same as plain decoding's (docs/lossless.md)",
     )
 
 
