@@ -43,6 +43,7 @@ _LOAD_TYPES = {  # of arguments of ``load`` that ``LoadParams`` has not or has o
     "memory": str | Path | None,
     "params": ContextParams | None,
     "n_ctx": int | None,
+    "exact": bool,
     "keep_texts": int,
     "progress": Callable | None,
     "measuring": Callable | None,
@@ -75,6 +76,7 @@ class Engine:
         params: ContextParams | None = None,
         *,
         n_ctx: int | None = None,
+        exact: bool = False,
         parallel: int = 1,
         draft_model: str | Path | None = None,
         heads: str | Path | Sequence[str | Path] = (),
@@ -96,6 +98,8 @@ class Engine:
 
         params         of the context
         n_ctx          tokens in the context, instead of that of ``params``
+        exact          every text is the very same as with method ar, alone and from an empty
+                       cache: a step has as many rows as compute the same bits as one
         parallel       texts that are written at a time; they share the context
         draft_model    a smaller model with the same vocabulary, for the methods draft and auto, or
                        ``"paired"``: the one paired with the model in models.txt
@@ -131,6 +135,7 @@ class Engine:
             )
         require_types(
             {"memory": memory, "params": params, "n_ctx": n_ctx, "keep_texts": keep_texts}
+            | {"exact": exact}
             | {"progress": progress, "measuring": measuring},
             _LOAD_TYPES,
         )
@@ -141,6 +146,8 @@ class Engine:
         params = params or ContextParams()
         if n_ctx is not None:
             params = replace(params, n_ctx=n_ctx)
+        if exact:
+            params = replace(params, exact=True)
         source = LoadParams(
             model,
             params,
@@ -446,7 +453,10 @@ def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles | None:
         return None
     context, folder = runtime.context, texts_folder()
     identity = identity_of(
-        runtime.model.path, context.params.kv_type, flash_attn=context.flash_attn
+        runtime.model.path,
+        context.params.kv_type,
+        flash_attn=context.flash_attn,
+        exact=context.params.exact,
     )
     try:
         return TextFiles(folder, identity, n_megabytes * 10**6)

@@ -108,7 +108,7 @@ class Places:
         if text is not None and not text.is_writing and not text.has_ended and text.n_read <= n:
             return True
         reading = [text for text in self.active() if not text.is_writing]
-        if not reading:
+        if not reading or not self.runtime.context.can_share:
             return False
         prompt = waiting.request.prompt[:-1]
         known = max([place.cache.n_kept(prompt) for place in self.places])
@@ -138,7 +138,8 @@ class Places:
         loses_most = 2 * common[chosen] < len(chosen.cache.tokens)
         if loses_most or (is_spare and chosen.n_lost(common[chosen]) >= WORTH_KEEPING):
             chosen = other
-        best = max(self.places, key=common.__getitem__)
+        can_share = self.runtime.context.can_share
+        best = max(self.places if can_share else [chosen], key=common.__getitem__)
         chosen.cache.reserve(1)
         idle, _ = self.idle.best(prompt, common[best])
         if idle is not None:

@@ -23,6 +23,7 @@ from batching.llama.context_params import MAX_SEQUENCES, MAX_SLOTS
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
+from batching.llama.exact import use_one_kernel
 from batching.llama.hardware import available_memory
 from batching.llama.model import ALL_LAYERS, Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
@@ -77,6 +78,8 @@ class LoadParams:
     def context_params(self) -> ContextParams:
         """Those of the context: several texts divide its sequences among them."""
         params, n = self.params, self.parallel
+        if params.exact:
+            return replace(params, n_seq_max=n, n_slots=n)
         if n == 1:
             return params
         n_seq_max = max(min(SEQUENCES * n, MAX_SEQUENCES), params.n_seq_max)
@@ -152,11 +155,20 @@ class Runtime:
                 files = [loading] if draft_file is None else [loading, draft_file]
                 params = replace(params, n_ctx=_own_context(files, params.kv_type, placement))
             cache = CacheSize(params.n_ctx, params.kv_type)
+            if params.exact:
+                use_one_kernel()
             model = Model(
-                loading, placement=placement, cache=cache, mtp=source.mtp, progress=progress
+                loading,
+                placement=placement,
+                cache=cache,
+                mtp=source.mtp,
+                repack=not params.exact,  # repacked weights have two kernels
+                progress=progress,
             )
             opened.append(model)
             model.own_template = source.chat_template
+            if params.exact:
+                params = replace(params, n_ubatch=learnt.equal_rows(model, params))
             context = Context(model, params, trace=source.trace_batches)
             opened.append(context)
             given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
@@ -311,7 +323,8 @@ def _own_context(files: Sequence[Path], kv_type: str, placement: Placement) -> i
 def _draft_params(context: Context) -> ContextParams:
     """Parameters of a draft model's context: as long as the target's, with fewer branches."""
     n_batch, n_seq_max = min(context.n_batch, context.n_ctx), max(16, 2 * context.n_seq_max // 5)
-    return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=n_seq_max)
+    own = replace(context.params, exact=False, n_ubatch=None)
+    return replace(own, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=n_seq_max)
 
 
 def _head_params(context: Context) -> ContextParams:

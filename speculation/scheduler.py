@@ -230,6 +230,12 @@ class Scheduler:
         if needed.rows > 1:
             self._check_rows(name, needed)
         # The context of a text that is alone is made anew if it has too few sequences.
+        if needed.rows > 1 and self._runtime.context.params.exact:
+            raise InvalidParameter(
+                f"method {name} needs several branches, and with {{exact}} a text has one; load "
+                f"the model without it, or use another method",
+                settings=("exact",),
+            )
         if needed.rows > 1 and self.places.can_rewind and self.places.n_slots > 1:
             _check_branches(name, needed.branches, self.places.places[0].slot.n_seq_max)
         return needed

@@ -67,6 +67,8 @@ class Context:
     generate text, InvalidParameter if the context is longer than the model can read.
     """
 
+    has_computed = False  # whether this process has had one: ggml reads switches once
+
     def __init__(
         self,
         model: Model,
@@ -96,6 +98,12 @@ class Context:
                 f"{model.path} contains only multi-token-prediction layers, not the model itself"
             )
         self._is_head = mtp or model.is_head
+        if params.exact and model.n_window:
+            raise UnsupportedModel(
+                f"{model.path} ({model.description}) has a sliding window, whose cells are used "
+                f"again in any order, so {{exact}} is not possible; load it without",
+                settings=("exact",),
+            )
         if not self._is_head:  # a head keeps to its target's length
             check_length(model, params)
         flash_attn = choose_flash_attn(model, params)
@@ -107,12 +115,14 @@ class Context:
         if not causal:
             C.llama_set_causal_attn(native.handle, False)
         self._native: NativeContext | None = native
+        Context.has_computed = True
         # Held in a decode, for which ``close`` waits. Reentrant, for closing it from a callback.
         self._lock = threading.RLock()
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = min(C.llama_n_ctx(native.handle), model.n_positions)
-        self.text_limit: int = min(self.n_ctx, max_tokens(model))  # tokens of one text
+        own = C.llama_n_ctx_seq(native.handle)  # cells that one text may use
+        self.text_limit: int = min(own, self.n_ctx, max_tokens(model))  # tokens of one text
         self.n_batch: int = C.llama_n_batch(native.handle)
         self.n_seq_max: int = C.llama_n_seq_max(native.handle) - n_spare(model)
         self.n_threads: int = C.llama_n_threads(native.handle)
@@ -377,11 +387,17 @@ class Context:
         C.llama_memory_seq_cp(native.memory, source, dest, p0, p1)
 
     @property
+    def can_share(self) -> bool:
+        """Whether texts share cells: not if each has its own."""
+        return not (self.params.exact and self.params.n_slots > 1)
+
+    @property
     def can_repeat(self) -> bool:
         """Whether ``repeat`` works: not with a recurrent memory, nor with one sequence alone."""
         native = self.native
         can_shift = bool(C.llama_memory_can_shift(native.memory))
-        return can_shift and self.n_rewind == NO_LIMIT and self.params.n_seq_max > 1
+        has_two = self.n_seq_max > 1 and self.can_share
+        return can_shift and self.n_rewind == NO_LIMIT and has_two
 
     def repeat(self, n_tokens: int) -> None:
         """Fill sequence 0 up to ``n_tokens`` with copies of itself, for measuring a long context.
@@ -519,7 +535,7 @@ def choose_flash_attn(
     to be chosen: with 7.5M parameters on 2 cores the two were equal on an idle machine, but on took
     0.83 of off's time on a busy one.
     """
-    if is_quantized(params.kv_type):
+    if is_quantized(params.kv_type) or params.exact:
         return "on"
     if params.flash_attn != "auto" or model.n_host_layers < model.n_layer:
         return params.flash_attn

@@ -12,6 +12,7 @@ MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
 MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 models
 MAX_CELLS = 2**31 - 256
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q5_1": 7, "q4_0": 2}  # ggml_type
+BF16 = 30
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _RANGES = (
     ("n_ctx", 0, MAX_CELLS),
@@ -20,6 +21,7 @@ _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
     ("n_rewind", 0, MAX_REWIND),
     ("n_threads", 1, MAX_THREADS),
+    ("n_ubatch", 1, MAX_CELLS),
 )
 
 
@@ -38,6 +40,10 @@ class ContextParams:
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16, q8_0, q5_1 or q4_0
     flash_attn  on, off, or auto = measured when the context is created; on a GPU, on if supported
+    n_ubatch    rows computed at a time; None = n_batch
+    exact       a row attends to the same values in the same order, whatever else is decoded: if
+                there are several texts, each has cells of its own. ``exact.equal_rows`` tells
+                how many rows at a time then have the same logits as one
     """
 
     n_ctx: int = 0
@@ -48,6 +54,8 @@ class ContextParams:
     n_threads: int | None = None
     kv_type: str = "f16"
     flash_attn: str = "auto"
+    n_ubatch: int | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
@@ -59,6 +67,12 @@ class ContextParams:
                 raise InvalidParameter(
                     f"{{{name}}} is {value!r}; give one of {', '.join(choices)}", settings=(name,)
                 )
+        if self.exact and (self.kv_type == "f32" or self.flash_attn == "off"):
+            raise InvalidParameter(
+                "{exact} needs flash attention and a KV cache of f16 or less; change {kv_type} or "
+                "{flash_attn}",
+                settings=("exact", "kv_type", "flash_attn"),
+            )
         if is_quantized(self.kv_type) and self.flash_attn == "off":
             raise InvalidParameter(
                 f"a {self.kv_type} KV cache needs flash attention; change {{kv_type}} or "

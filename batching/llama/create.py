@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as C
 from batching.errors import ContextError, InvalidParameter, OutOfMemory, UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.context_params import (
+    BF16,
     FLASH_ATTN,
     KV_TYPES,
     MAX_SEQUENCES,
@@ -114,21 +115,26 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
         native.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     native.n_ctx = params.n_ctx or model.n_ctx_train
     # Without rewind there are no branches, and each sequence has a state of megabytes.
-    n_seq_max = params.n_seq_max if can_rewind else params.n_slots
+    has_own_cells = params.exact and params.n_slots > 1
+    n_seq_max = params.n_slots if has_own_cells or not can_rewind else params.n_seq_max
     n_seq_max = min(n_seq_max + n_spare(model), MAX_SEQUENCES)
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.
     native.n_ctx = _padded(max(native.n_ctx, n_seq_max))
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
     if not can_rewind:  # llama.cpp aborts if the state copies and their row fill the batch
         native.n_batch = max(native.n_batch, params.n_rewind + 2)
-    native.n_ubatch = native.n_batch
+    native.n_ubatch = min(params.n_ubatch or native.n_batch, native.n_batch)
     native.n_outputs_max_per_seq = native.n_batch  # rows of a text whose choices a device makes
     native.n_seq_max = n_seq_max
     native.n_rs_seq = 0 if can_rewind else params.n_rewind
-    native.kv_unified = True  # a row may belong to several sequences
+    native.kv_unified = not has_own_cells  # a row may belong to several sequences
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states per row, not per sequence
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()
     native.type_k = native.type_v = KV_TYPES[params.kv_type]
+    if params.exact and params.kv_type == "f16" and model.n_host_layers:
+        # With keys and values of one type, llama.cpp divides the cells of a single row among
+        # threads, and adds values in tiles from 64 rows on: both round in their own way.
+        native.type_v = BF16
     native.flash_attn_type = FLASH_ATTN[flash_attn]
     native.no_perf = True
     return native

@@ -83,10 +83,12 @@ class Model:
         cache: CacheSize | None = None,
         mtp: bool = False,
         embedding: bool = False,
+        repack: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any;
-        ``embedding`` takes models that write no text, too.
+        ``embedding`` takes models that write no text, too. ``repack`` lets llama.cpp rearrange
+        weights for this CPU, which costs memory and the time to load, and brings other kernels.
 
         Of what ``placement`` leaves open, as much goes to the devices as fits together with its
         part of ``cache``.
@@ -113,6 +115,7 @@ class Model:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         params.tensor_split = shares  # all zero: llama.cpp chooses
         params.load_mtp = mtp
+        params.use_extra_bufts = repack
 
         stopped: list[BaseException] = []
 

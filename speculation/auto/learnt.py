@@ -15,14 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from batching.llama.context import Context
+from batching.llama import exact
+from batching.llama.context import Context, ContextParams
+from batching.llama.exact import one_kernel
 from batching.llama.hardware import build_info
+from batching.llama.model import Model
 from batching.replacing import replacing
 from speculation.auto.calibration import measure
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
-_VERSION = 16  # of the contents; older files are ignored
+_VERSION = 17  # of the contents; older files are ignored
 _MOST = 100.0  # no log-odds, tokens or seconds are more
 _LEAST_SECONDS = 1e-8
 log = logging.getLogger(__name__)
@@ -52,6 +55,10 @@ def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict
             "near": asdict(cost.near),
             "far": cost.far and asdict(cost.far),
         }
+    _write(path, learnt)
+
+
+def _write(path: Path, learnt: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -113,7 +120,32 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 def file_for(context: Context) -> Path:
     """The file of what is learnt about the model of ``context``."""
-    model = context.model
+    params, n_ubatch = context.params, context.params.n_ubatch
+    facts = context.n_threads, params.kv_type, context.flash_attn, context.n_rewind, n_ubatch
+    return _file(context.model, facts)
+
+
+def equal_rows(model: Model, params: ContextParams) -> int:
+    """How many rows have the bits of single rows: as saved, else measured.
+
+    Only one row: then drafts are computed one by one, so they gain nothing.
+    """
+    path = _file(model, ("rows", params.n_threads, params.kv_type, one_kernel()))
+    found = load(path).get("rows")
+    if type(found) is not int or not 1 <= found <= params.n_batch:
+        found = exact.equal_rows(model, params)
+        _write(path, {"rows": found})
+    if found == 1:
+        log.warning(
+            "exact: no two rows of %s (%s) have the bits of single rows here, so every text is "
+            "decoded plainly; other weights, such as Q8_0, draft",
+            model.path,
+            model.description,
+        )
+    return found
+
+
+def _file(model: Model, facts: object) -> Path:
     identity = (
         _VERSION,
         model.path.name,
@@ -121,12 +153,9 @@ def file_for(context: Context) -> Path:
         model.description,
         build_info(),
         [(device.name, device.description) for device in model.devices],
-        context.n_threads,
-        context.params.kv_type,
-        context.flash_attn,
         model.n_gpu_layers,
         model.n_cpu_moe,
-        context.n_rewind,
+        facts,
     )
     name = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
     return cache_folder() / "learnt" / f"{name}.json"

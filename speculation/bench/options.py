@@ -142,6 +142,9 @@ class Options:
     flash_attn: str = flag(
         "auto", "flash attention; auto measures which is faster at load time", choices=FLASH_ATTN
     )
+    exact: bool = flag(
+        False, "every text is the very same as plain decoding's (docs/lossless.md)", **_SWITCH
+    )
     gpu_layers: int | None = flag(
         None,
         "layers on the GPU, if any (all that fit)",
@@ -178,6 +181,7 @@ class Options:
             n_threads=self.threads,
             kv_type=self.kv_type,
             flash_attn=self.flash_attn,
+            exact=self.exact,
         )
         return Engine.load(
             self.model,
@@ -224,6 +228,7 @@ class Options:
             "threads": context.n_threads,
             "placed_on": [device.description for device in engine.model.devices],
             "flash_attn": on_or_off(context.flash_attn),
+            "exact": context.params.n_ubatch if context.params.exact else None,
         }
 
 

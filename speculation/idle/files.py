@@ -92,10 +92,10 @@ def is_continued(text: IdleText, tokens: Sequence[int]) -> bool:
     return common_prefix(text.tokens, tokens) >= text.n_prompt
 
 
-def identity_of(model: Path, kv_type: str, *, flash_attn: bool) -> str:
+def identity_of(model: Path, kv_type: str, *, flash_attn: bool, exact: bool = False) -> str:
     """What a state depends on, as 16 hex digits: the model's file, its KV cache, and llama.cpp."""
     build = build_info(), [device.description for device in devices()]
-    facts = (_VERSION, fingerprint(model), kv_type, flash_attn, build)
+    facts = (_VERSION, fingerprint(model), kv_type, flash_attn, exact, build)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
@@ -105,7 +105,7 @@ def usual_flash_attn(folder: Path, model: Path, params: ContextParams) -> str:
     As in ``params`` if that is not auto, or if there is no text. What auto measures may differ from
     load to load, and the states differ with it.
     """
-    if params.flash_attn != "auto":
+    if params.flash_attn != "auto" or params.exact:
         return params.flash_attn
     last = [(0, "auto")]
     for name in ("on", "off"):

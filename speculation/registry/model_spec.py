@@ -99,6 +99,11 @@ class ModelSpec:
         "flash attention; auto measures which is faster (%(default)s)",
         choices=tuple(FLASH_ATTN),
     )
+    exact: bool = _flag(
+        False,
+        "write the very same text as plain decoding, at some cost in speed (docs/lossless.md)",
+        action="store_true",
+    )
     parallel: int | None = _flag(
         None,
         "texts to write at a time; they share the context (4)",
@@ -137,6 +142,7 @@ class ModelSpec:
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             flash_attn=self.flash_attn,
+            exact=self.exact,
         )
 
 

@@ -23,6 +23,7 @@ FLAGS = {
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "n_cpu_moe": "--n-cpu-moe",
+    "exact": "--exact",
     "device": "--device",
     "kv_type": "--kv-type",
     "parallel": "--parallel",
