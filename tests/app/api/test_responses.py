@@ -203,6 +203,20 @@ def called(*calls: tuple[str, str]) -> Tokens:
     return Tokens(((text, False),), (1,))
 
 
+def test_a_whole_response_has_its_items_in_the_order_of_the_stream(
+    client: OpenAI, backend: FakeBackend
+) -> None:
+    reply = [called(("read", "{}")), Tokens((("Yes.", False),), (2,)), done()]
+    backend.script = [reply, reply]
+    asked: dict[str, Any] = {"model": "any", "input": "Hi", "tools": [FUNCTION]}
+    assert [item.type for item in client.responses.create(**asked).output] == [
+        "function_call",
+        "message",
+    ]
+    *_, last = client.responses.create(**asked, stream=True)
+    assert [item.type for item in last.response.output] == ["function_call", "message"]
+
+
 def test_codex_tools_are_offered_called_and_read_again(
     client: OpenAI, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
