@@ -19,17 +19,12 @@ from speculation.system.console import FLAGS
 log = logging.getLogger(__name__)
 
 FIELDS = {
+    **FLAGS,
     "model": "“Models”",
     "draft_model": "“Draft model” under Models",
     "heads": "“Drafting heads” under Models",
-    "embedding_model": "--embedding-model",
     "n_ctx": "“Context” under Models",
-    "n_gpu_layers": "--gpu-layers",
-    "n_cpu_moe": "--n-cpu-moe",
-    "device": "--device",
     "kv_type": "“KV cache”",
-    "parallel": "--parallel",
-    "keep_texts": "--keep-texts",
 }
 # What requests call settings of the engine.
 REQUEST = {
