@@ -35,7 +35,7 @@ def _bench(options: Options) -> int:
         check_plot(options.plot)
     if options.json is not None:
         check_writable(options.json)
-    print(f"loading {options.model}", file=sys.stderr)
+    print(f"loading {options.model.model}", file=sys.stderr)
     with options.load() as engine:
         prompts = suite.prompts(given, engine, plan)
         results = Results(

@@ -10,7 +10,6 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
-from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from speculation.bench.device import on_or_off
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
@@ -18,7 +17,8 @@ from speculation.bench.suites import SUITES
 from speculation.drafter import Method
 from speculation.engine import Engine
 from speculation.methods import load_method_file, parse_method
-from speculation.registry import PAIRED, default_model, heads_for, resolve
+from speculation.registry import heads_for, resolve
+from speculation.registry.model_spec import ModelSpec, add_model_flags, at_least
 from speculation.sampling import SamplingParams
 
 PROG = "python -m speculation.bench"
@@ -65,19 +65,20 @@ def _switch(text: str) -> bool:
     return text == "on"
 
 
-def _positive(text: str, low: int = 1) -> int:
-    if not text.isdecimal() or int(text) < low:
-        raise argparse.ArgumentTypeError(f"invalid value {text!r}; give an integer from {low}")
-    return int(text)
-
-
-_NAME, _SWITCH = {"metavar": "PATH|NAME"}, {"action": "store_true"}
-_N = {"type": _positive, "metavar": "N"}
+_SWITCH, _N = {"action": "store_true"}, {"type": at_least(1), "metavar": "N"}
+# The fields of ModelSpec that are flags here.
+_MODEL = (
+    *("model", "draft_model", "heads", "mtp", "n_ctx", "n_threads", "kv_type", "flash_attn"),
+    *("exact", "n_gpu_layers", "n_cpu_moe", "device", "draft_device", "rpc"),
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The flags. A suite may have defaults of its own. ``methods`` includes plain decoding."""
+    """The flags beside those of ``model``. A suite may have defaults of its own. ``methods``
+    includes plain decoding."""
+
+    model: ModelSpec
 
     suite: str = flag("builtin", "what to measure, see below", choices=tuple(SUITES))
     methods: Sequence[Method] = flag(
@@ -115,55 +116,6 @@ class Options:
         type=_switch,
         metavar="on|off",
     )
-    model: str = flag(None, "a GGUF file or a name in models.txt", **_NAME)
-    draft_model: str | None = flag(
-        None,
-        "a smaller model with the same vocabulary, for draft and auto; without a value, the one "
-        "paired with the model in models.txt",
-        nargs="?",
-        const=PAIRED,
-        **_NAME,
-    )
-    heads: Sequence[str] = flag(
-        (),
-        "drafting heads trained for the model, one file per method; without a value, those paired "
-        "with the model in models.txt",
-        nargs="*",
-        **_NAME,
-    )
-    no_mtp: bool = flag(
-        False, "do not load the model's own multi-token prediction layers", **_SWITCH
-    )
-    ctx: int = flag(
-        0, "context size in tokens; 0 = the model's own, as far as memory allows (0)", type=int
-    )
-    threads: int | None = flag(None, "CPU threads (one per physical core)", **_N)
-    kv_type: str = flag("f16", "data type of the KV cache", choices=tuple(KV_TYPES))
-    flash_attn: str = flag(
-        "auto", "flash attention; auto measures which is faster at load time", choices=FLASH_ATTN
-    )
-    exact: bool = flag(
-        False, "every text is the very same as plain decoding's (docs/lossless.md)", **_SWITCH
-    )
-    gpu_layers: int | None = flag(
-        None,
-        "layers on the GPU, if any (all that fit)",
-        type=lambda text: _positive(text, 0),
-        metavar="N",
-    )
-    n_cpu_moe: int | None = flag(
-        None,
-        "layers, from the first, whose experts stay in main memory (those that do not fit)",
-        type=lambda text: _positive(text, 0),
-        metavar="N",
-    )
-    device: str | None = flag(
-        None,
-        "devices for these layers, as `speculation devices` lists them, or none (all GPUs)",
-        metavar="NAME,…",
-    )
-    draft_device: str | None = flag(None, "those of the draft model (the same)", metavar="NAME,…")
-    rpc: str = flag("", "RPC workers that compute layers (docs/machines.md)", metavar="HOST:PORT,…")
     json: str | None = flag(None, "save all runs and the summary in FILE", metavar="FILE")
     plot: str | None = flag(
         None,
@@ -176,24 +128,18 @@ class Options:
         return Plan(self.methods, sampling, self.n_predict, self.repeat, self.raw, self.thinking)
 
     def load(self) -> Engine:
-        params = ContextParams(
-            n_ctx=self.ctx,
-            n_threads=self.threads,
-            kv_type=self.kv_type,
-            flash_attn=self.flash_attn,
-            exact=self.exact,
-        )
+        spec = self.model
         return Engine.load(
-            self.model,
-            params,
-            draft_model=self.draft_model,
-            heads=self.heads,
-            mtp=not self.no_mtp,
-            n_gpu_layers=self.gpu_layers,
-            n_cpu_moe=self.n_cpu_moe,
-            device=self.device,
-            draft_device=self.draft_device,
-            rpc=self.rpc,
+            spec.model,
+            spec.context,
+            draft_model=spec.draft_model,
+            heads=spec.heads,
+            mtp=spec.mtp,
+            n_gpu_layers=spec.n_gpu_layers,
+            n_cpu_moe=spec.n_cpu_moe,
+            device=spec.device,
+            draft_device=spec.draft_device,
+            rpc=spec.rpc,
         )
 
     def read_prompts(self) -> list[Prompt]:
@@ -209,10 +155,10 @@ class Options:
     def settings(self, engine: Engine) -> dict[str, Any]:
         """The settings for the JSON: the flags, with automatic choices resolved and paths reduced
         to names."""
-        context = engine.context
-        heads = [resolve(name) for name in heads_for(self.model, self.heads)]
+        context, spec = engine.context, self.model
+        heads = [resolve(name) for name in heads_for(spec.model, spec.heads)]
         flags = {of.name: getattr(self, of.name) for of in fields(self)}
-        for name in ("list_methods", "no_mtp", "json", "plot", "rpc", "device", "draft_device"):
+        for name in ("list_methods", "json", "plot"):
             del flags[name]
         return {
             **flags,
@@ -223,6 +169,8 @@ class Options:
             "methods": [str(method) for method in self.methods],
             "prompts": Path(self.prompts).name,
             "ctx": context.n_ctx,
+            "kv_type": spec.kv_type,
+            "gpu_layers": spec.n_gpu_layers,
             "n_batch": context.n_batch,
             "n_seq_max": context.n_seq_max,
             "threads": context.n_threads,
@@ -242,10 +190,13 @@ def parse_options(arguments: Sequence[str] | None = None, prog: str = PROG) -> O
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for of in fields(Options):
+    own = [of for of in fields(Options) if of.metadata]
+    for of in own:
         name = f"--{of.name.replace('_', '-')}"
         parser.add_argument(name, default=argparse.SUPPRESS, **of.metadata)
-    given = vars(parser.parse_args(arguments))
+    add_model_flags(parser, _MODEL)
+    flags = parser.parse_args(arguments)
+    given = {of.name: getattr(flags, of.name) for of in own if hasattr(flags, of.name)}
     suite = SUITES[given.get("suite", BUILTIN)]
     for name in suite.refused:
         if name in given:
@@ -255,9 +206,7 @@ def parse_options(arguments: Sequence[str] | None = None, prog: str = PROG) -> O
     for one, other in (("prompt", "prompts"), ("raw", "thinking")):
         if one in given and other in given:
             parser.error(f"--{one} and --{other} are both given; drop one")
-    given = {"model": default_model(), **suite.defaults, **given}
+    given = {**suite.defaults, **given}
     methods = given.get("methods") or [parse_method(name) for name in suite.methods]
     given["methods"] = with_baseline(methods)
-    if given.get("heads") == []:
-        given["heads"] = [PAIRED]
-    return Options(**given)
+    return Options(ModelSpec.of(flags), **given)

@@ -129,8 +129,10 @@ class ModelSpec:
 
     @classmethod
     def of(cls, flags: argparse.Namespace) -> ModelSpec:
-        """The model that the command line asks for."""
-        found = {each.name: getattr(flags, _destination(each)) for each in fields(cls)}
+        """The model that the command line asks for, of which some fields may be no flags."""
+        given = vars(flags)
+        names = {_destination(each): each.name for each in fields(cls)}
+        found = {name: given[flag] for flag, name in names.items() if flag in given}
         found["heads"] = (PAIRED,) if flags.heads == [] else tuple(flags.heads)
         return cls(**{**found, "mtp": not flags.no_mtp})
 
@@ -157,8 +159,13 @@ def add_model_flags(parser: argparse._ActionsContainer, names: Collection[str] =
                 del options["default"]
             parser.add_argument(flag, **options)
             if each.name == "n_cpu_moe":
-                all_of_them = {"action": "store_const", "const": ALL_LAYERS, "dest": "n_cpu_moe"}
-                parser.add_argument("--cpu-moe", help="keep all experts there", **all_of_them)
+                parser.add_argument(
+                    "--cpu-moe",
+                    help="keep all experts there",
+                    action="store_const",
+                    const=ALL_LAYERS,
+                    dest=each.name,
+                )
 
 
 def _destination(each: Field[Any]) -> str:

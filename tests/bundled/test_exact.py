@@ -1,4 +1,4 @@
-"""``exact``: the same text as plain decoding of it alone, from an empty cache, with usual weights."""
+"""``exact``: the same text as plain decoding of it alone, with usual weights."""
 
 from __future__ import annotations
 
