@@ -143,8 +143,8 @@ class Guard:
     password of a browser that asks for it. If there are several, the app finds it in the scope's
     ``api_key``.
 
-    To the endpoint, double slashes, a slash at the end and any content type are as good as what
-    clients should send: all bodies are JSON.
+    The endpoint tolerates double slashes, a slash at the end and any content type: all bodies are
+    JSON.
     """
 
     def __init__(

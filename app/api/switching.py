@@ -72,8 +72,7 @@ class Models:
     async def take(self, asked: str | None, http: Request) -> None:
         """Wait for the model that a call names, which keeps it until the call has ended.
 
-        Any name that is not a known model's stands for the loaded one. Raises ApiError if it is
-        another one's and cannot be loaded.
+        Unknown names select the loaded model. Raises ApiError if another one cannot be loaded.
         """
         wanted, is_named = await self._wanted(asked)
         if self.switches and is_named:

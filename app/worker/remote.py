@@ -1,6 +1,6 @@
 """``RemoteBackend``: the engine in a process of its own, which may die without this one.
 
-llama.cpp can end its process over a file or an input. Whoever waited then hears why. A new
+llama.cpp can end its process over a file or an input. Waiting requests fail with the reason. A new
 process loads the model that worked last: at once, or after a pause if several have died in a row.
 """
 

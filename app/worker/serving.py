@@ -2,8 +2,8 @@
 
 A few threads prepare requests and answer questions, others those that are large or that have a
 grammar that may be hard to read; one loads models; the engine has its own. A load waits until no
-reply runs. New replies wait for it while it goes on, and before that in every second half minute,
-so that it comes to its turn.
+reply runs. New replies wait for it while it goes on, and before that for 30 of every 60 seconds, so
+that it is not starved.
 """
 
 from __future__ import annotations
