@@ -52,7 +52,6 @@ AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 25e-6, 40e-6, 25e-6
 READ = 3e-6  # a prompt token that is indexed
 LOOK, DRAFT, NODE, OBSERVE = 10e-6, 35e-6, 0.3e-6, 7e-6  # of any source
 RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
-PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
 _SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
 
 
@@ -99,7 +98,7 @@ class Replay:
         target = PlaybackTarget(
             self.header.n_vocab, self.cost(), clock, noise=self.noise, hiccups=self.hiccups
         )
-        context = RecordedDraft(clock, self.draft_seconds)
+        context = self.draft(clock)
         draft = context if self.draft_seconds else None
         resources = self.resources(draft)
         parsed = self.method(method, clock, context)
@@ -110,6 +109,12 @@ class Replay:
                 context.text = text
                 results.append(_play(method, parsed, text, target, resources))
         return results
+
+    def draft(self, clock: Clock) -> RecordedDraft:
+        """The draft model, to which a row of a prompt costs in its steps what it costs a target."""
+        curve = self.cost().near
+        row = curve.at(SIZES[-1]) / SIZES[-1] / curve.at(1)
+        return RecordedDraft(clock, self.draft_seconds, row)
 
     def resources(self, draft: RecordedDraft | None) -> Resources:
         """What the methods share at first; the draft model's time is known as if by its weights."""
@@ -314,8 +319,9 @@ class RecordedDraft:
 
     root_row = 0
 
-    def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
-        self._clock, self._seconds = clock, seconds
+    def __init__(self, clock: Clock, seconds: Sequence[float], row: float) -> None:
+        """``row`` is the time of a prompt's row over that of a step."""
+        self._clock, self._seconds, self._row = clock, seconds, row
         self.text: Recorded
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
@@ -329,7 +335,7 @@ class RecordedDraft:
         return max(0, len(tokens) - 1 - self._n_past - self._depth)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
-        self._clock.now += self._seconds[0] * self.n_unread(tokens) / PROMPT_ROWS
+        self._clock.now += self._seconds[0] * self.n_unread(tokens) * self._row
         self._n_past, self._depth = len(tokens), 0
         self.tree = self.text.drafts[len(tokens) - len(self.text.prompt)]
         return self.level((), ())

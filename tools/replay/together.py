@@ -11,7 +11,7 @@ from batching.target import Meanwhile, Output, Watch
 from speculation.decode import Batch, step
 from speculation.drafting.resources import Resources
 from speculation.text import Text
-from tools.replay.play import RecordedDraft, Replay, begun, check
+from tools.replay.play import Replay, begun, check
 from tools.replay.recording import Recorded
 from tools.replay.target import Clock, Playback, PlaybackTarget
 
@@ -69,7 +69,7 @@ def run_together(replay: Replay, method: str, texts: Sequence[Recorded], n_place
     target = PlaybackTarget(
         replay.header.n_vocab, replay.cost(), clock, noise=replay.noise, hiccups=replay.hiccups
     )
-    draft = RecordedDraft(clock, replay.draft_seconds) if replay.draft_seconds else None
+    draft = replay.draft(clock) if replay.draft_seconds else None
     resources = replay.resources(draft)
     together, cost = _Together(target, played), resources.cost
     batch = Batch(together, cost)
@@ -101,6 +101,6 @@ def _begun(
     target = _Silent(replay.header.n_vocab, replay.cost(), clock)
     target.batch = together
     target.play(recorded)
-    context = RecordedDraft(clock, replay.draft_seconds)
+    context = replay.draft(clock)
     context.text = recorded
     return begun(replay.method(method, clock, context), recorded, target, resources)
