@@ -164,24 +164,31 @@ class Auto(Drafter):
 
     def end(self, tokens: Sequence[int]) -> None:
         for source in self.sources:
-            source.drafter.end(tokens)
+            source.end(tokens)
 
     def promise(self, tokens: Sequence[int]) -> float:
         """1 if a source is worth asking, else 0."""
-        _, plain, pays_from = self.cost.prices(len(tokens) - 1)
+        prices = self.cost.prices(len(tokens) - 1)
         for source in self.sources:
-            if source.is_worth_asking(tokens, plain, pays_from, self._spare):
+            if source.is_worth_asking(tokens, prices, self._spare):
                 return 1.0
         return 0.0
 
     def observe_plain(self, steps: PlainSteps) -> None:
-        self._spare += EXPLORATION * sum(steps.seconds)
+        self._earn(sum(steps.seconds))
         for source in self.sources:
-            source.skip()
-            source.drafter.observe_plain(steps)
+            source.skip(steps)
+
+    def _earn(self, seconds: float) -> None:
+        """The time of steps, which the text may share with others, pays for tries."""
+        earned = EXPLORATION * seconds / self.cost.n_texts
+        self._spare += earned
+        for source in self.sources:
+            source.asks.credit += earned
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        self._curve, plain, pays_from = self.cost.prices(len(tokens) - 1)
+        prices = self.cost.prices(len(tokens) - 1)
+        self._curve = prices.curve
         self.budget = shared = DraftBudget(
             min(budget.max_nodes, self.params.rows_max - 1),
             budget.max_depth,
@@ -198,7 +205,7 @@ class Auto(Drafter):
                 drafted = sum(path_probs) - 1.0
                 firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
                 left = 1.0 - sum([path_probs[node] for node in firsts])
-            if not source.is_worth_asking(tokens, plain, pays_from, self._spare, left, drafted):
+            if not source.is_worth_asking(tokens, prices, self._spare, left, drafted):
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
             yield from source.draft(tokens, own, shared)
@@ -216,6 +223,7 @@ class Auto(Drafter):
 
     def observe(self, step: Step) -> None:
         start = clock.now()
+        self._earn(step.decode_seconds)
         for source in self.sources:
             source.observe(step)
         asked = self._asked

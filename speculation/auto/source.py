@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from batching import clock
 from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
-from speculation.drafter import DraftBudget, Drafter, Step, drafted
+from speculation.drafter import DraftBudget, Drafter, PlainSteps, Step, drafted
 from speculation.drafting.acceptance import RATE
+from speculation.drafting.cost import SIZES, Prices
 
 # What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
 # 0.01 costs short replies of small models 1% if there is one text.
 EXPLORATION = 0.005
+_MOST_READ = 1000  # tokens over which the time of reading is averaged
 
 
 class Asks:
@@ -21,19 +22,21 @@ class Asks:
     tokens    drafts of an ask that are accepted
     seconds   time that an ask takes, with that of its rows
     reading   time that it takes more for each token that the drafter has to read
-    next_try  when the drafter may be asked although nothing is expected to be gained
+    worth     time that asks gain in a reply
+    credit    time that asks may take of which nothing is expected to be gained
     """
 
     def __init__(self, state: object = None, *, seconds: float = 0.0, reading: float = 0.0) -> None:
         """``state`` is that of an earlier run; one of another form, or damaged, is ignored. Without
         one an ask is expected to bring one token, and to take what the rest says."""
-        self.tokens, self.seconds, self.reading = 1.0, seconds, reading
+        self.tokens, self.seconds, self.reading, self.worth = 1.0, seconds, reading, 0.0
         if isinstance(state, list) and len(state) == len(self.state()) and min(state) >= 0.0:
-            self.tokens, self.seconds, self.reading = state
-        self.next_try = 0.0
+            self.tokens, self.seconds, self.reading, self.worth = state
+        self.credit = 0.0
+        self._n_read = 0 if self.worth == 0.0 else _MOST_READ  # tokens that ``reading`` is from
 
     def state(self) -> list[float]:
-        return [self.tokens, self.seconds, self.reading]
+        return [self.tokens, self.seconds, self.reading, self.worth]
 
     def gain(self, plain: float, left: float = 1.0, drafted: float = 0.0) -> float:
         """Seconds that an ask gains, beside the drafts of other sources or instead of them.
@@ -52,10 +55,12 @@ class Asks:
         """
         self.tokens += RATE * (n_accepted - self.tokens)
         reading = self.reading * n_read
-        if reading > self.seconds:
-            self.reading += (seconds - self.seconds - reading) / (n_read + 1000)
+        if n_read >= SIZES[-1]:
+            self._n_read = min(self._n_read + n_read, _MOST_READ)
+            self.reading += (max(0.0, seconds - self.seconds) - reading) / max(self._n_read, n_read)
         elif self.seconds:
-            self.seconds += RATE * (min(seconds - reading, 3.0 * self.seconds) - self.seconds)
+            seconds = min(max(0.0, seconds - reading), 3.0 * self.seconds)
+            self.seconds += RATE * (seconds - self.seconds)
         else:
             self.seconds = seconds
 
@@ -74,53 +79,61 @@ class Source:
         self.nodes: Sequence[int] = ()  # of the step's tree that it drafted
         self.seconds = 0.0  # spent in this step
         self._n_read = 0  # tokens that it read in this step before it drafted
-        self._since = 0  # length of the text when it last drafted, at first that of the prompt
-        self._is_try = False  # whether it is asked although no gain is expected
+        self._n_seen = 0  # tokens of the text when it was last considered, at first of the prompt
+        self._worth = 0.0  # seconds that asks would have gained in this text so far
+        self._gain = 0.0  # seconds that an ask is expected to gain in this step
         self._follows = False  # whether it was asked and has seen every step since
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text starts."""
-        self._since, self._follows = len(prompt), False
+        self._n_seen, self._worth, self._follows = len(prompt), 0.0, False
         self.drafter.begin(prompt)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """The text has ended."""
+        asks = self.asks
+        asks.worth += RATE * (self._worth - asks.worth) if asks.worth else self._worth
+        self.drafter.end(tokens)
 
     def is_worth_asking(
         self,
         tokens: Sequence[int],
-        plain: float,
-        pays_from: float,
+        prices: Prices,
         spare: float,
         left: float = 1.0,
         drafted: float = 0.0,
     ) -> bool:
         """Whether to ask it after ``tokens``.
 
-        What it has not read of the text is read once the gain missed since its last draft would
-        have paid for that: a text that has gone on for long will probably go on as long again.
+        What it has not read of the text is read, after the first token, if what asks gain in the
+        rest of the reply will probably pay for it: as much as usual, or as much again as so far.
 
-        pays_from  probability from which a draft pays; ``left`` and the rest as in ``Asks.gain``
-        spare      seconds that a try may take
+        spare  seconds that a try may take; ``left`` and ``drafted`` as in ``Asks.gain``
         """
         asks = self.asks
         promise = self.drafter.promise(tokens)
         if promise is not None:
-            return left * promise >= pays_from
+            return left * promise >= prices.pays_from
         reading = asks.reading * self.drafter.n_unread(tokens)
-        gain = asks.gain(plain, left, drafted)
-        self._is_try = gain <= 0.0
-        if self._is_try:  # not where the other sources' drafts would hide what it is worth
-            is_due = left > 0.5 and clock.now() >= asks.next_try
-            return is_due and asks.seconds + reading <= spare
-        return gain * (len(tokens) - self._since) >= reading
+        gain = asks.gain(prices.plain, left, drafted) - (0.0 if drafted else prices.change)
+        self._gain = gain
+        if gain <= 0.0:  # a try; not where the other sources' drafts would hide what it is worth
+            return left > 0.5 and asks.seconds + reading <= min(asks.credit, spare)
+        if self._n_seen < len(tokens):  # an ask would have brought several tokens
+            self._n_seen = len(tokens)
+            self._worth += gain / (1.0 + asks.tokens)
+        return max(self._worth, asks.worth - self._worth) >= reading if self._worth else not reading
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         """Add its drafts to ``tree``, which has no others."""
         asks, self._n_read = self.asks, self.drafter.n_unread(tokens)
-        if self._is_try:  # the other texts of the step need not try it
-            lost = asks.seconds + asks.reading * self._n_read
-            asks.next_try = clock.now() + lost / EXPLORATION
+        if self._gain <= 0.0:  # the other texts of the step need not try it
+            asks.credit -= asks.seconds + asks.reading * self._n_read
+        else:
+            self._worth += self._gain * asks.tokens / (1.0 + asks.tokens)
         start = own_time.now()
         yield from drafted(self.name, self.drafter, tokens, tree, budget)
-        self._follows, self._since = True, len(tokens)
+        self._follows = True
         self.seconds = own_time.now() - start
 
     def observe(self, step: Step) -> None:
@@ -130,9 +143,10 @@ class Source:
             self.drafter.observe(step)
             self.seconds += own_time.now() - start
 
-    def skip(self) -> None:
-        """There were steps that it has not seen."""
+    def skip(self, steps: PlainSteps) -> None:
+        """There were steps in which it was not asked."""
         self._follows = False
+        self.drafter.observe_plain(steps)
 
     def learn(self, accepted: Container[int], row: float, rest: float) -> None:
         """Learn from a step in which it was asked, whose ``accepted`` nodes are given.

@@ -133,11 +133,13 @@ class Prices(NamedTuple):
     curve      seconds for n rows
     plain      seconds of a token without drafts
     pays_from  probability from which they pay
+    change     seconds that another number of rows costs
     """
 
     curve: CostCurve
     plain: float
     pays_from: float
+    change: float
 
 
 class Cost:
@@ -201,9 +203,9 @@ class Cost:
         at = (self.n_past or n_past) // _SPAN, self.n_texts, self.last_rows
         if self._prices is None or at != self._prices_of:
             curve, n_texts = self.curve(n_past), self.n_texts
-            extra = self.overhead + self.change(curve, n_texts) / n_texts
-            plain, pays_from = curve.at(n_texts) / n_texts, curve.pays_from(n_texts, extra)
-            self._prices, self._prices_of = Prices(curve, plain, pays_from), at
+            plain, change = curve.at(n_texts) / n_texts, self.change(curve, n_texts) / n_texts
+            pays_from = curve.pays_from(n_texts, self.overhead + change)
+            self._prices, self._prices_of = Prices(curve, plain, pays_from, change), at
         return self._prices
 
     def _seconds(self, place: int) -> list[float]:

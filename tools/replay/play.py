@@ -46,7 +46,6 @@ AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 25e-6, 40e-6, 25e-6
 READ = 3e-6  # a prompt token that is indexed
 LOOK, DRAFT, NODE, OBSERVE = 10e-6, 35e-6, 0.3e-6, 7e-6  # of any source
 RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
-PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
 
 
 class Machine:
@@ -175,7 +174,7 @@ class Replay:
         """Play ``texts`` from a fresh start, in order, ``n_places`` at a time, each in the place of
         one that has ended. Runs are in the order in which the texts end."""
         machine = Machine(self.cost(), self.noise, self.hiccups)
-        draft: Any = RecordedDraft(machine, self.draft_seconds) if self.draft_seconds else None
+        draft: Any = self._draft(machine) if self.draft_seconds else None
         cost = measured(self.cost())
         # The draft model's time is known as if by its weights.
         share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
@@ -198,10 +197,16 @@ class Replay:
                     runs.append(_run(method, text, active.pop(text)))
         return runs, machine
 
+    def _draft(self, machine: Machine, text: Recorded | None = None) -> RecordedDraft:
+        """The draft model, to which a row of a prompt costs in its steps what it costs a target."""
+        curve = self.cost().near
+        row = curve.at(SIZES[-1]) / SIZES[-1] / curve.at(1)
+        return RecordedDraft(machine, self.draft_seconds, row, text)
+
     def _begun(self, method: str, target: Playback, resources: Resources) -> Text:
         """A recorded text at its beginning."""
         parsed, machine, recorded = parse_method(method), target.machine, target.recorded
-        context = RecordedDraft(machine, self.draft_seconds, recorded)
+        context = self._draft(machine, recorded)
         specs = _charged_specs(machine, context)
         if parsed.name not in specs:
             raise InvalidParameter(
@@ -346,9 +351,10 @@ class RecordedDraft:
     root_row = 0
 
     def __init__(
-        self, machine: Machine, seconds: Sequence[float], text: Recorded | None = None
+        self, machine: Machine, seconds: Sequence[float], row: float, text: Recorded | None = None
     ) -> None:
-        self._machine, self._seconds = machine, seconds
+        """``row`` is the time of a prompt's row over that of a step."""
+        self._machine, self._seconds, self._row = machine, seconds, row
         self._text = text
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
@@ -363,7 +369,7 @@ class RecordedDraft:
 
     def root(self, tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
         assert self._text is not None
-        self._machine.now += self._seconds[0] * self.n_unread(tokens) / PROMPT_ROWS
+        self._machine.now += self._seconds[0] * self.n_unread(tokens) * self._row
         self._n_past, self._depth = len(tokens), 0
         self.tree = self._text.drafts[len(tokens) - len(self._text.prompt)]
         return self.level((), ())

@@ -169,21 +169,14 @@ def test_a_source_that_pays_is_asked_in_every_step(monkeypatch: pytest.MonkeyPat
     assert steps == list(range(200))
 
 
-def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("worth", "first"), [(0.0, 33), (30.0, 1)])
+def test_a_text_is_read_after_its_first_token_once_the_rest_will_probably_pay_for_it(
+    monkeypatch: pytest.MonkeyPatch, worth: float, first: int
 ) -> None:
-    steps = asked(
-        monkeypatch,
-        OneToken(7, 0.9),
-        100,
-        seconds=0.1,
-        reading=0.1,
-        steps_of_a_text=50,
-        right=True,
-        known=[1.0, 0.2, 0.1],
-    )
-    # To read 99 tokens takes 9.9 s, to read another one 0.1 s, and an ask gains 0.8 s.
-    assert steps == [*range(15, 50), *range(65, 100)]
+    drafter, known = OneToken(7, 0.9), [1.0, 0.2, 0.1, worth]
+    steps = asked(monkeypatch, drafter, 50, seconds=0.1, reading=0.1, right=True, known=known)
+    # To read 99 tokens takes 9.9 s, each more 0.1 s. An ask gains 0.8 s, and brings two tokens.
+    assert steps == list(range(first, 50))
 
 
 def test_a_try_takes_no_more_than_the_drafts_of_its_text_have_saved(
@@ -193,17 +186,19 @@ def test_a_try_takes_no_more_than_the_drafts_of_its_text_have_saved(
     use_clock(monkeypatch, clock)
     copies, slow = OneToken(5, 0.4), OneToken(6, 0.9)
     slow.use(clock, 2.0, reading=0.1)
-    sources = [Source("copies", copies), Source("slow", slow, Asks([1.0, 2.0, 0.1]))]
+    asks = Asks([1.0, 2.0, 0.1, 0.0])
+    asks.credit = 9.0
+    sources = [Source("copies", copies), Source("slow", slow, asks)]
     auto, tokens = Auto(AutoParams(), sources, Cost(CostCurve.linear(1.0, 0.1))), [1] * 31
     auto.begin(tokens)
-    saved = []
+    n_steps = 0
     while not slow.n_asked:  # a right draft saves 0.9 s; a try takes 2 s, and 3 s to read
         take_step(auto, tokens, clock, right=True)
-        saved.append(auto._spare)
-    assert len(saved) == 7
-    assert saved[5] == pytest.approx(5.4)
-    auto.begin(tokens)
-    clock.now += 2000.0  # the next try is due, but not in a text that has saved nothing yet
+        n_steps += 1
+    assert n_steps == 7
+    assert asks.credit == pytest.approx(9.0 - 5.0, abs=0.1)
+    auto.begin(tokens)  # a text that has saved nothing yet
+    asks.credit = 9.0
     take_step(auto, tokens, clock, right=True)
     assert slow.n_asked == 1
 
@@ -218,7 +213,7 @@ def test_a_draft_model_is_asked_first_only_if_its_size_promises_a_gain(
     (auto,) = parse_method("auto:sources=draft").drafters(resources)
     auto.begin(text := [1, 2, 3, 4])
     assert auto.promise(text) == 0.0  # the prompt is not read before the first token
-    assert bool(auto.promise([*text, 5, 6, 7])) is is_asked
+    assert bool(auto.promise([*text, 5])) is is_asked
     assert draft_model.decoded == []
 
 
@@ -249,9 +244,9 @@ def test_drafts_pay_from_the_probability_at_which_they_save_what_their_rows_cost
 
 
 def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
-    assert Asks([0.5, 0.2, 0.1], seconds=9.0).state() == [0.5, 0.2, 0.1]
+    assert Asks([0.5, 0.2, 0.1, 3.0], seconds=9.0).state() == [0.5, 0.2, 0.1, 3.0]
     for other in (None, [1.0], {"asks": 1}, "x"):
-        assert Asks(other, seconds=0.3, reading=0.1).state() == [1.0, 0.3, 0.1]
+        assert Asks(other, seconds=0.3, reading=0.1).state() == [1.0, 0.3, 0.1, 0.0]
 
 
 def test_branches_are_drafted_where_rows_are_cheap() -> None:
@@ -268,34 +263,41 @@ def test_an_ask_gains_what_is_accepted_less_its_rows_and_time() -> None:
         source.learn(accepted, row=0.3, rest=0.1)
         assert source.asks.gain(1.0) == pytest.approx(gain)
     # Beside drafts of which one is expected to be accepted, and half of the time none is.
-    asks = Asks([3.0, 0.5, 0.0])
+    asks = Asks([3.0, 0.5, 0.0, 0.0])
     assert asks.gain(1.0, left=0.5, drafted=1.0) == 1.5
     assert asks.gain(1.0, left=0.1, drafted=2.9) == pytest.approx(-0.2)
 
 
-def test_one_text_of_a_step_tries_what_is_not_expected_to_gain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    use_clock(monkeypatch, Clock())
-    asks = Asks([0.1, 0.5, 0.0])
+def test_one_text_of_a_step_tries_what_is_not_expected_to_gain() -> None:
+    asks, prices = Asks([0.1, 0.5, 0.0, 0.0]), Cost(CostCurve.linear(1.0, 0.1)).prices(0)
     one, other = (Source("source", OneToken(7, 0.9), asks) for _ in range(2))
+    asks.credit = 0.9
     for source in (one, other):
         source.begin([1])
-        assert not source.is_worth_asking([1], 1.0, 0.3, spare=0.4)
-        assert source.is_worth_asking([1], 1.0, 0.3, spare=0.5)
+        assert not source.is_worth_asking([1], prices, spare=0.4)
+        assert source.is_worth_asking([1], prices, spare=0.5)
     run(one.draft([1], TokenTree(1), DraftBudget()))
-    assert not other.is_worth_asking([1], 1.0, 0.3, spare=9.0)
-    assert asks.next_try == 0.5 / 0.005
+    assert not other.is_worth_asking([1], prices, spare=9.0)
 
 
-def test_short_texts_do_not_decide_what_reading_a_token_costs() -> None:
-    asks = Asks([1.0, 0.01, 0.005])
-    for n_tokens in (10, 10, 10):  # 0.1 s each, whatever their length
-        asks.learn(1, 0.11, n_tokens)
-    assert asks.reading == pytest.approx(0.0052, abs=1e-4)
-    asks.learn(1, 0.11, 1000)
-    assert asks.reading == pytest.approx(0.0026, abs=1e-4)
+def test_another_number_of_rows_must_pay_before_a_source_is_asked() -> None:
+    cost = Cost(CostCurve.linear(1.0, 0.1, switch=0.3))
+    source = Source("source", OneToken(7, 0.9), Asks([1.0, 0.5, 0.0, 0.0]))
+    source.begin([1])
+    assert not source.is_worth_asking([1], cost.prices(0), spare=0.0)  # 0.6 s there and back
+    assert source.is_worth_asking([1], cost.prices(0), 0.0, left=1.0, drafted=0.4)
+
+
+def test_what_reading_takes_is_measured_at_once_and_averaged_over_a_thousand_tokens() -> None:
+    asks = Asks(seconds=0.01, reading=0.5)
+    readings = []
+    for n_tokens, seconds in ((100, 0.11), (300, 0.61), (1000, 0.51), (1000, 3.01)):
+        asks.learn(1, seconds, n_tokens)
+        readings.append(round(asks.reading, 5))
+    assert readings == [0.001, 0.00175, 0.0005, 0.003]
     assert asks.seconds == 0.01
+    asks.learn(1, 0.05, 10)  # of a few tokens, the rest is the ask's
+    assert asks.seconds == pytest.approx(0.01 + 0.05 * 0.01)
 
 
 def select(tree: TokenTree, budget: DraftBudget, cost: list[float], **settings: Any) -> list[int]:
