@@ -326,7 +326,6 @@ class Progress:
         told = {
             "download": f"Downloading {now.model}: {share} of {in_words(now.total)}",
             "load": f"Loading {now.model}: {share}",
-            "measure": f"Measuring the speed of {now.model}",
         }[now.stage]
         if sys.stderr.isatty():
             say(f"\r\x1b[K{told}", end="")

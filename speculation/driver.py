@@ -17,9 +17,10 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from batching.errors import EngineInUse, ModelError
-from batching.watched import STEP_SECONDS, Watched
+from batching.watched import STEP_SECONDS, GivenUp, Watched, until
 
 T = TypeVar("T")
+_IDLE_SECONDS = 1.0  # without anything to do
 log = logging.getLogger(__name__)
 
 
@@ -27,11 +28,14 @@ class Driver:
     """A thread that runs calls, and steps whenever there are no calls.
 
     step  does one step; returns False if there is nothing to do
+    idle  is called once, when there was nothing to do for a second. A call or a step that comes
+          meanwhile makes it raise GivenUp at its next ``checkpoint``; then it is called again later
     """
 
     def __init__(self, name: str) -> None:
         """``name`` says in errors what is driven."""
         self.step: Callable[[], bool] = lambda: False
+        self.idle: Callable[[], None] | None = None
         self._name = name
         self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Event()
@@ -137,5 +141,17 @@ class Driver:
                     has_more = self.step()
                 except BaseException:  # the thread must live: calls wait for it
                     log.exception("a step failed")
-            if not has_more:
-                self._changed.wait()
+            if not has_more and not self._changed.wait(_IDLE_SECONDS if self.idle else None):
+                self._rest()
+
+    def _rest(self) -> None:
+        """Do what is left for idle times, until something comes."""
+        work, self.idle = self.idle, None
+        assert work is not None
+        try:
+            with Watched("a measurement", STEP_SECONDS), until(self._changed.is_set):
+                work()
+        except GivenUp:
+            self.idle = work
+        except Exception:
+            log.exception("a measurement failed")

@@ -46,7 +46,6 @@ _LOAD_TYPES = {  # of arguments of ``load`` that ``LoadParams`` has not or has o
     "exact": bool,
     "keep_texts": int,
     "progress": Callable | None,
-    "measuring": Callable | None,
 }
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,6 @@ class Engine:
         trace_batches: str | Path | None = None,
         embedding_model: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
-        measuring: Callable[[], None] | None = None,
     ) -> Engine:
         """Load a GGUF by path or by its name in models.txt; None = ``default_model()``.
 
@@ -125,9 +123,6 @@ class Engine:
         embedding_model  a model for ``embed``, of those that write no text; None = the model itself
         progress       called with the share of the model loaded so far, then that of the draft
                        model, in the engine's thread; an exception it raises ends loading
-        measuring      called while the cost of a decode is measured. If it is given, if several
-                       texts share the cost, or if texts are kept, that is done now, else in the
-                       first reply that needs it
         """
         if isinstance(heads, bool) or heads is None:
             raise InvalidParameter(
@@ -136,7 +131,7 @@ class Engine:
         require_types(
             {"memory": memory, "params": params, "n_ctx": n_ctx, "keep_texts": keep_texts}
             | {"exact": exact}
-            | {"progress": progress, "measuring": measuring},
+            | {"progress": progress},
             _LOAD_TYPES,
         )
         if keep_texts < 0:
@@ -181,10 +176,7 @@ class Engine:
             own = _with_usual_flash_attn(source) if keep_texts else source
             runtime = Runtime.open(own, reported)
             try:
-                if measuring is not None:
-                    measuring()
-                if measuring is not None or parallel > 1 or keep_texts:
-                    runtime.measure(measuring)
+                driver.idle = runtime.measure
                 files = _text_files(runtime, keep_texts)
                 return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
             except BaseException:
@@ -349,15 +341,12 @@ class Engine:
     # The rest
 
     def prepare(self, progress: Callable[[], None] | None = None) -> None:
-        """Measure the cost of a decode now, in a second or two, instead of in the first reply.
+        """Measure the cost of a decode now instead of when the engine is idle, in some seconds.
 
-        ``progress`` is called meanwhile; an exception it raises ends the measurement. Ends all
-        texts, and empties the KV cache. Does nothing if the cost is known, or if the model cannot
-        drop rejected drafts and so never drafts.
+        ``progress`` is called meanwhile; an exception it raises ends the measurement. Does nothing
+        if the cost is known, or if the model cannot drop rejected drafts and so never drafts.
         """
-        self._driver.check_open()
-        if self.context.n_rewind and self.resources.known_cost is None:
-            self.call(lambda: self._runtime.measure(progress))
+        self._driver.call(lambda: self._runtime.measure(progress))
 
     def unavailable(self) -> dict[str, SpeculationError]:
         """The methods that cannot run here with their usual parameters, by name, and why."""

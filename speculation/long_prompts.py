@@ -38,12 +38,13 @@ class LongPrompts:
         None if a model is too slow to read 64 rows in that time, if it cannot drop branches, if its
         cells are not in main memory, or if that is too small.
         """
-        context, cost = runtime.context, runtime.resources.known_cost
+        context, resources = runtime.context, runtime.resources
         model = context.model
         is_possible = context.n_rewind == NO_LIMIT and n_seq_max > 1
         is_on_cpu = model.n_host_layers == model.n_layer
-        if cost is None or not (is_possible and is_on_cpu) or context.n_batch < _LONG:
+        if not (is_possible and is_on_cpu) or context.n_batch < _LONG:
             return None
+        cost = resources.cost
         if cost.row_seconds * SIZES[-1] > max_seconds:
             return None
         params = replace(

@@ -54,19 +54,11 @@ class Places:
         # The text that reads what a waiting one begins with, and up to where it waits for that.
         self._awaited: WeakKeyDictionary[Text, tuple[Text, int]] = WeakKeyDictionary()
         self.renew()
-        runtime.empty = self.empty
 
     def renew(self) -> None:
         """The context was replaced: all texts in it are lost."""
         self.slots = Slots(self.runtime.context, self.n_slots)
         self.places = [Place(slot) for slot in self.slots.slots]
-
-    def empty(self) -> None:
-        """Drop all texts. Raises RuntimeError while one is written."""
-        if self.active():
-            raise RuntimeError("the cost can only be measured before a text begins, in ``make``")
-        for place in self.places:
-            place.cache.truncate(0)
 
     @property
     def n_ctx(self) -> int:
@@ -247,6 +239,6 @@ class Places:
 
 def _read_seconds(runtime: Runtime) -> float:
     """What reading a token again takes, where copying it may take longer: on a GPU."""
-    model, cost = runtime.model, runtime.resources.known_cost
+    model = runtime.model
     on_gpu = model.n_host_layers < model.n_layer
-    return cost.row_seconds if on_gpu and cost is not None else inf
+    return runtime.resources.cost.row_seconds if on_gpu else inf

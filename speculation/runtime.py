@@ -28,6 +28,7 @@ from batching.llama.hardware import available_memory
 from batching.llama.model import ALL_LAYERS, Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
+from speculation.auto.calibration import guess, measure
 from speculation.drafting.cost import Cost
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
@@ -45,6 +46,7 @@ from speculation.system.files import require_writable
 
 log = logging.getLogger(__name__)
 
+_MEASURED_CELLS = 2048  # of the context in which the cost is measured
 SEQUENCES = 40  # of a text among several: recycling uses as many, lookahead 31
 
 
@@ -116,10 +118,8 @@ class Runtime:
         # What drafts beside the target decides what its sources gain.
         beside = [draft.model.path.name if draft is not None else "", *sorted(heads)]
         self._states_key = " ".join(beside)
-        self._measuring: Callable[[], None] | None = None
-        self.empty: Callable[[], None] = lambda: None  # the cache, before a measurement
         self.resources = Resources(
-            self._measure_cost,
+            self._first_cost,
             model=model,
             n_rewind=context.n_rewind,
             draft=draft,
@@ -231,21 +231,29 @@ class Runtime:
     def measure(self, progress: Callable[[], None] | None = None) -> None:
         """Measure what a decode costs, if that is not known and the model can draft at all.
 
-        The cache is empty afterwards. An exception from ``progress`` ends the measurement.
+        An exception from ``progress``, and GivenUp, end the measurement.
         """
-        if self.context.n_rewind and self.resources.known_cost is None:
-            self._measuring = progress
-            try:
-                _ = self.resources.cost
-            finally:
-                self._measuring = None
+        cost = self.resources.cost if self.context.n_rewind else None
+        if cost is not None and cost.is_rough:
+            with self._small() as context:
+                found = measure(context, progress=progress and (lambda _: progress()))
+            cost.set(found.near, found.far, is_rough=found.is_rough)
+            self._save_learnt(cost)  # if this process is killed, the next one need not measure
 
-    def _measure_cost(self) -> Cost:
-        self.empty()
-        progress = self._measuring
-        cost = learnt.cost(self._learnt, self.context, progress and (lambda _: progress()))
-        self._save_learnt(cost)  # if this process is killed, the next one need not measure
-        return cost
+    def _first_cost(self) -> Cost:
+        """The cost that was measured in an earlier run, or a guess."""
+        found = learnt.cost(self._learnt)
+        if found is None:
+            with self._small() as context:
+                found = guess(context)
+        return found
+
+    def _small(self) -> Context:
+        """A context like that of the model, to measure in."""
+        context = self.context
+        flash_attn = "on" if context.flash_attn else "off"
+        own = replace(context.params, n_slots=1, n_seq_max=2, flash_attn=flash_attn)
+        return Context(self.model, replace(own, n_ctx=min(_MEASURED_CELLS, context.text_limit)))
 
     def _draft_sampler(self, sampling: SamplingParams) -> DraftDistribution:
         sampler = make_sampler(sampling, self.model, self.context.n_ctx)

@@ -61,6 +61,7 @@ class Scheduler:
         self._piece: tuple[Text, int] | None = None  # the only prompt in it, and its rows
         self._long_prompts: LongPrompts | None = None
         if n_slots > 1:
+            _ = runtime.resources.cost  # how much of a prompt to read beside other texts
             n_seq_max = self.places.places[0].slot.n_seq_max
             self._long_prompts = LongPrompts.open(runtime, n_seq_max, MAX_WAIT)
 

@@ -230,10 +230,6 @@ class ModelSlot:
 
         remembers = self._memory_model in (None, spec.model)
 
-        def measuring() -> None:
-            watched.progress()
-            self._tell(job, Loading(spec.model, "measure", 0, 0))
-
         with watched:
             engine = Engine.load(
                 spec.model,  # the name, not the path: models.txt pairs drafts by name
@@ -253,7 +249,6 @@ class ModelSlot:
                 keep_texts=spec.keep_texts,
                 chat_template=_template(spec.chat_template),
                 embedding_model=spec.embedding_model,
-                measuring=measuring,
             )
         if self.is_closed:
             engine.close()

@@ -176,8 +176,7 @@ class Waiting:
 class Loading:
     """A load's progress.
 
-    stage  ``download`` (``done`` and ``total`` in bytes), ``load`` (in percent), then ``measure``
-           (of the steps' cost, without progress)
+    stage  ``download`` (``done`` and ``total`` in bytes) or ``load`` (in percent)
     """
 
     model: str

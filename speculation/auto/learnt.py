@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from batching.llama.exact import one_kernel
 from batching.llama.hardware import build_info
 from batching.llama.model import Model
 from batching.replacing import replacing
-from speculation.auto.calibration import measure
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
@@ -46,11 +44,11 @@ def load(path: Path) -> dict[str, Any]:
 def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict[str, Any]) -> None:
     """Keep the cost and the ``states`` under ``key``, with those under other keys in ``earlier``.
 
-    A cost that other programs disturbed is not kept: the next run measures it anew. Write errors,
+    A rough cost is not kept: the next run measures it. Write errors,
     such as a full disk, are ignored.
     """
     learnt: dict[str, Any] = {"states": {**_dict(earlier, "states"), key: states}}
-    if not cost.is_disturbed:
+    if not cost.is_rough:
         learnt["cost"] = {
             "near": asdict(cost.near),
             "far": cost.far and asdict(cost.far),
@@ -76,15 +74,8 @@ def states(learnt: dict[str, Any], key: str) -> dict[str, Any]:
     return sound
 
 
-def cost(
-    learnt: dict[str, Any],
-    context: Context,
-    progress: Callable[[int], None] | None = None,
-) -> Cost:
-    """The cost in ``learnt``, else measured.
-
-    ``progress`` gets each size that is measured; an exception from it stops the measurement.
-    """
+def cost(learnt: dict[str, Any]) -> Cost | None:
+    """The cost in ``learnt``; None if there is none, or if it is damaged."""
     try:
         data = learnt["cost"]
         far = data["far"]
@@ -92,7 +83,7 @@ def cost(
     except (KeyError, TypeError, ValueError):  # missing, damaged or of another format
         if "cost" in learnt:
             log.warning("damaged on disk, so measured anew: what a decode costs")
-        return measure(context, progress=progress)
+        return None
 
 
 def _curve(data: Any) -> CostCurve:

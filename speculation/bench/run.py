@@ -55,10 +55,12 @@ def with_baseline(methods: Sequence[Method]) -> list[Method]:
 
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
-    """Run every method once on the first prompt that fits, so that broken methods fail here.
+    """Measure the cost of a decode, and run every method once on the first prompt that fits, so
+    that broken methods fail here.
 
     Raises InvalidParameter if no prompt fits the context.
     """
+    engine.prepare()
     for prompt in prompts:
         tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan)
         if _too_long(engine, tokens, plan) is None:

@@ -154,31 +154,35 @@ class Cost:
     n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     overhead   average seconds of a step besides decoding and drafting, for each text
-    is_disturbed  whether other programs took processors from all of its measurements
+    is_rough   whether it was guessed, or measured while other programs took the processors
     """
 
     def __init__(
-        self, near: CostCurve, far: CostCurve | None = None, *, is_disturbed: bool = False
+        self, near: CostCurve, far: CostCurve | None = None, *, is_rough: bool = False
     ) -> None:
         """``far`` is the curve after FAR tokens; without it the cost is the same everywhere.
 
         It may have fewer sizes: between them what attention adds is interpolated.
         """
-        self.near, self.is_disturbed = near, is_disturbed
+        self.set(near, far, is_rough=is_rough)
+        self.n_texts, self.n_past, self.last_rows = 1, 0, 0
+        self.overhead = 0.0
+        self._prices_of: tuple[int, int, int] | None = None
+        self._n_same = 0  # decodes in a row with as many rows as the last
+        self._n_first = 0  # coming decodes to ignore as atypical
+        self._n_followed = 0
+        self._read_seconds = 0.0  # of a prompt's row
+
+    def set(self, near: CostCurve, far: CostCurve | None, *, is_rough: bool) -> None:
+        """Take other curves, as for a new one."""
+        self.near, self.is_rough = near, is_rough
         self._added = [0.0] * len(near.sizes)
         if far is not None:
             added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
             self._added = [max(0.0, _interpolated(n, far.sizes, added)) for n in near.sizes]
         self.level = 1.0
         self._curves: dict[int, CostCurve] = {}  # by place of the context
-        self.n_texts, self.n_past, self.last_rows = 1, 0, 0
-        self.overhead = 0.0
         self._prices: Prices | None = None
-        self._prices_of: tuple[int, int, int] | None = None
-        self._n_same = 0  # decodes in a row with as many rows as the last
-        self._n_first = 0  # coming decodes to ignore as atypical
-        self._n_followed = 0
-        self._read_seconds = 0.0  # of a prompt's row
 
     @property
     def far(self) -> CostCurve | None:

@@ -16,6 +16,7 @@ import pytest
 from batching.errors import ContextError, EngineInUse, ModelError, OutOfMemory
 from batching.llama.context import Context
 from batching.tree import TokenTree
+from batching.watched import checkpoint
 from speculation import runtime
 from speculation.drafter import (
     DraftBudget,
@@ -25,6 +26,7 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
+from speculation.driver import Driver
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from speculation.text import Text
@@ -305,3 +307,43 @@ def test_a_forked_child_is_told_to_load_the_model_itself(tiny_model: Path) -> No
     assert len(lines) == 5
     for line in lines:
         assert line.startswith("EngineInUse") and "a forked child cannot use it; load it" in line
+
+
+def test_idle_work_is_given_up_when_a_call_comes_and_done_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("speculation.driver._IDLE_SECONDS", 0.01)
+    began, done, n_tries = threading.Event(), threading.Event(), 0
+
+    def work() -> None:
+        nonlocal n_tries
+        n_tries += 1
+        began.set()
+        while n_tries == 1:
+            checkpoint()
+        done.set()
+
+    driver = Driver("a model")
+    driver.idle = work
+    driver.wake()
+    assert began.wait(20)
+    assert driver.call(lambda: 7) == 7
+    assert done.wait(20)
+    driver.close(lambda: None)
+    assert n_tries == 2
+
+
+def test_a_cost_is_guessed_at_first_and_measured_when_the_engine_is_idle(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculation.driver._IDLE_SECONDS", 600.0)
+    with Engine.load(tiny_model, EXACT) as engine:
+        text = engine.generate(PROMPT, method="auto", sampling=ENDLESS)
+        next(text)
+        guessed = engine.resources.cost
+        assert guessed.is_rough
+        assert guessed.near.at(8) == pytest.approx(3.6 * guessed.near.at(1))
+        engine.prepare()  # while a text is written
+        assert engine.resources.cost is guessed
+        assert guessed.near.at(8) != pytest.approx(3.6 * guessed.near.at(1), rel=1e-6)
+        assert len(text.run().token_ids) > 1

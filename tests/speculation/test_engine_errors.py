@@ -352,7 +352,7 @@ def interrupt() -> None:
             time.sleep(0.001)
 
 
-@pytest.mark.parametrize("when", ["download", "load", "measure", "end"])
+@pytest.mark.parametrize("when", ["download", "load", "end"])
 def test_ctrl_c_ends_a_load_and_leaves_no_model(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -379,7 +379,6 @@ def test_ctrl_c_ends_a_load_and_leaves_no_model(
             tiny_model,
             EXACT,
             progress=lambda share: interrupt() if when == "load" else None,
-            measuring=interrupt if when == "measure" else None,
         )
     assert here() == before
 

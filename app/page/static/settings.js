@@ -229,7 +229,6 @@ export function chooseMethod(name) {
 }
 
 export function progressOf({ model, stage, done, total }) {
-  if (stage === "measure") return `Measuring the speed of ${model}`;
   if (stage !== "download") return `Loading ${model}: ${done} %`;
   return `Downloading ${model}: ${inSize(done)} of ${inSize(total)}`;
 }

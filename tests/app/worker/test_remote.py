@@ -58,15 +58,15 @@ resolve = loading.resolve
 loading.resolve = lambda name, **bar: time.sleep(600) if name == "slow" else resolve(name, **bar)
 __main__.main()
 """
-# An engine that never has measured what a decode costs.
-MEASURING = """
+# An engine that never has loaded.
+LOADING = """
 import time
 from app.worker import __main__
 from speculation.runtime import Runtime
-def measure(runtime, progress):
-    progress()
+def load(source, progress):
+    progress(0.5)
     time.sleep(600)
-Runtime.measure = measure
+Runtime.open = load
 __main__.main()
 """
 # An engine that a model of a certain name ends.
@@ -422,13 +422,13 @@ def test_a_load_after_a_death_leaves_the_old_model_at_work(
     assert not backend.close()
 
 
-def test_a_load_that_measures_or_an_engine_that_starts_keeps_nobody_waiting(
+def test_a_load_or_an_engine_that_starts_keeps_nobody_waiting(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", MEASURING])
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", LOADING])
     backend = RemoteBackend()
     loading = backend.load(spec(model))
-    while getattr(next(loading), "stage", "") != "measure":
+    while getattr(next(loading), "stage", "") != "load":
         pass
     assert backend.close()
     monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
