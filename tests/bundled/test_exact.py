@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from batching.errors import InvalidParameter
@@ -30,11 +32,10 @@ def test_no_number_of_rows_changes_the_bits_of_a_row() -> None:
 
 
 def test_exact_texts_are_those_of_plain_decoding_alone() -> None:
-    greedy, sampled = {"temperature": 0.0}, {"temperature": 0.9, "seed": 7}
-    settings = [greedy, sampled, greedy, sampled]
+    settings: list[dict[str, Any]] = 2 * [{"temperature": 0.0}, {"temperature": 0.9, "seed": 7}]
     with Engine.load("bundled", exact=True, n_ctx=2048) as engine:
 
-        def turns(prompt: str, method: str, sampling: dict[str, float]) -> list[str]:
+        def turns(prompt: str, method: str, sampling: dict[str, Any]) -> list[str]:
             first = engine.chat(prompt, method=method, max_tokens=48, **sampling).run().text
             said = [
                 {"role": "user", "content": prompt},
@@ -65,6 +66,7 @@ def test_exact_texts_are_those_of_plain_decoding_alone() -> None:
 
 
 def test_exact_needs_a_cache_whose_rows_are_read_in_one_way() -> None:
-    for other in ({"kv_type": "f32"}, {"flash_attn": "off"}):
+    others: list[dict[str, Any]] = [{"kv_type": "f32"}, {"flash_attn": "off"}]
+    for other in others:
         with pytest.raises(InvalidParameter, match="needs flash attention and a KV cache of f16"):
             ContextParams(exact=True, **other)

@@ -206,7 +206,7 @@ def called(*calls: tuple[str, str]) -> Tokens:
 def test_a_whole_response_has_its_items_in_the_order_of_the_stream(
     client: OpenAI, backend: FakeBackend
 ) -> None:
-    reply = [called(("read", "{}")), Tokens((("Yes.", False),), (2,)), done()]
+    reply: list[Any] = [called(("read", "{}")), Tokens((("Yes.", False),), (2,)), done()]
     backend.script = [reply, reply]
     asked: dict[str, Any] = {"model": "any", "input": "Hi", "tools": [FUNCTION]}
     assert [item.type for item in client.responses.create(**asked).output] == [

@@ -337,7 +337,7 @@ def test_the_default_is_the_first_model_whose_package_is_installed(
 ) -> None:
     assert default_model() == "tiny"
     assert ModelSpec().model == "tiny"
-    assert parse_options([]).model == "tiny"
+    assert parse_options([]).model.model == "tiny"
     with Engine.load(params=EXACT) as engine:
         assert engine.model.path.name.startswith("tiny")
     use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
