@@ -65,6 +65,7 @@ class Load(BaseModel):
     heads: list[str] = Field(default_factory=list)
     n_ctx: Annotated[int, NCtx] = 0
     kv_type: KvType | None = None
+    exact: bool | None = None
 
 
 class Named(BaseModel):
@@ -226,6 +227,7 @@ class ModelList:
             heads=tuple(_typed(one) for one in asked.heads),
             n_ctx=asked.n_ctx,
             kv_type=asked.kv_type or self._spec.kv_type,
+            exact=self._spec.exact if asked.exact is None else asked.exact,
             chat_template=self._spec.chat_template if model == self._spec.model else None,
         )
         self.cancel()

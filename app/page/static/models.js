@@ -7,7 +7,7 @@ import { NEEDS, changeSettings, progressOf, server, titleOf } from "./settings.j
 let modelList = null; // as GET page/models says, while the dialog is open
 let hubList = null; // as GET page/models/hub says
 let openedModel = ""; // whose details are shown
-let loadWith = { n_ctx: 0, kv_type: "f16" }; // what the models are to be loaded with
+let loadWith = { n_ctx: 0, kv_type: "f16", exact: false }; // what the models are to be loaded with
 const ownSpecs = {}; // of each model: { draft_model, heads }
 
 const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
@@ -17,7 +17,7 @@ const modelsBox = () => $("#models");
 export async function openModels() {
   const spec = server.status?.model?.spec;
   if (spec) {
-    loadWith = { n_ctx: spec.n_ctx, kv_type: spec.kv_type };
+    loadWith = { n_ctx: spec.n_ctx, kv_type: spec.kv_type, exact: spec.exact };
     openedModel = spec.model;
     ownSpecs[spec.model] = { draft_model: spec.draft_model, heads: spec.heads };
   }
@@ -25,8 +25,11 @@ export async function openModels() {
   const n_ctx = h("input", { type: "number", min: 0, step: 256, value, placeholder: "own" });
   const kv_type = h("select", {}, ...["f16", "q8_0", "q5_1", "q4_0", "f32"].map((type) => h("option", {}, type)));
   kv_type.value = loadWith.kv_type;
+  const exact = h("input", { type: "checkbox", checked: loadWith.exact });
+  exact.onchange = () => (loadWith.exact = exact.checked);
   const change = tried(async () => {
-    loadWith = { n_ctx: Math.max(0, Math.round(Number(n_ctx.value) || 0)), kv_type: kv_type.value };
+    loadWith.n_ctx = Math.max(0, Math.round(Number(n_ctx.value) || 0));
+    loadWith.kv_type = kv_type.value;
     await readModels();
     if (hubList) await readHub(hubList.repo);
   }, modelError);
@@ -43,6 +46,7 @@ export async function openModels() {
       { class: "row" },
       h("label", { title: "--ctx; empty: the model's own, as far as memory allows" }, "Context", n_ctx, "tokens"),
       h("label", { title: "--kv-type; q8_0 takes half the memory of f16, q4_0 a quarter" }, "KV cache", kv_type),
+      h("label", { title: "--exact; at some cost in speed" }, exact, "The very same text as plain decoding"),
     ),
     h("p", { class: "error", id: "load-error", role: "alert", hidden: true }),
     h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),
@@ -263,7 +267,8 @@ async function applyChange({ n_ctx, kv_type, model }) {
     openedModel = model;
     return showModels();
   }
-  loadWith = { n_ctx: n_ctx ?? loadWith.n_ctx, kv_type: kv_type ?? loadWith.kv_type };
+  loadWith.n_ctx = n_ctx ?? loadWith.n_ctx;
+  loadWith.kv_type = kv_type ?? loadWith.kv_type;
   $(".models input[type=number]").value = loadWith.n_ctx || "";
   $(".models .row select").value = loadWith.kv_type;
   await readModels();
@@ -295,9 +300,9 @@ export function offerMissing(method, { setting, offer }) {
   const { spec, name } = server.status.model;
   const load = () => {
     changeSettings({ method, parameters: {} });
-    const { model, draft_model, heads, n_ctx, kv_type } = spec;
+    const { model, draft_model, heads, n_ctx, kv_type, exact } = spec;
     const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
-    loadWith = { n_ctx, kv_type };
+    loadWith = { n_ctx, kv_type, exact };
     return loadModel({ model, draft_model, heads, ...beside });
   };
   const text =
