@@ -25,7 +25,7 @@ def check_experts(two: dict[str, Any], one: dict[str, Any], name: str) -> None:
     many devices, of the names ``name``0 and ``name``1."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_gguf(Path(folder) / "experts.gguf", n_layer=3, n_expert=32)
-        plain = texts(path, device="none")[1][0]
+        plain = texts(path, n_cpu_moe=0, **one)[1][0]
 
         def weights(settings: dict[str, Any], n_cpu_moe: int | None = None) -> list[float]:
             """Their MiB on the devices."""
