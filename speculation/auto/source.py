@@ -33,6 +33,7 @@ class Asks:
         if isinstance(state, list) and len(state) == len(self.state()) and min(state) >= 0.0:
             self.tokens, self.seconds, self.reading, self.worth = state
         self.credit = 0.0
+        self.n_replies = 0 if self.worth == 0.0 else round(1 / RATE)  # that ``worth`` is from
         self._n_read = 0 if self.worth == 0.0 else _MOST_READ  # tokens that ``reading`` is from
 
     def state(self) -> list[float]:
@@ -92,7 +93,8 @@ class Source:
     def end(self, tokens: Sequence[int]) -> None:
         """The text has ended."""
         asks = self.asks
-        asks.worth += RATE * (self._worth - asks.worth) if asks.worth else self._worth
+        asks.n_replies += 1
+        asks.worth += max(RATE, 1 / asks.n_replies) * (self._worth - asks.worth)
         self.drafter.end(tokens)
 
     def is_worth_asking(
