@@ -60,7 +60,7 @@ def guard(
         Route(path.replace("}", ":path}"), app, methods=[*methods])
         for path, methods in app.openapi()["paths"].items()
     ]
-    routes.append(Route("/openapi.json", app))
+    routes.append(Route("/openapi.json", app, methods=["GET"]))
     return Guard(app, Names(host, allowed), routes, keys, LARGEST_BODY, page=page)
 
 

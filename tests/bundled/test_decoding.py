@@ -116,7 +116,7 @@ def test_in_f32_no_other_method_changes_a_text(
 ) -> None:
     # Rows this cheap make auto draft on any machine.
     cheap = Cost(CostCurve.linear(5e-3, 4e-5))
-    monkeypatch.setattr(Runtime, "_measure_cost", lambda runtime: cheap)
+    monkeypatch.setattr(Runtime, "_first_cost", lambda runtime: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
     monkeypatch.setattr("speculation.auto.learnt.save", lambda *kept: None)
     paired = {"draft_model": "bundled-draft", "heads": f32_heads}

@@ -334,8 +334,9 @@ def test_idle_work_is_given_up_when_a_call_comes_and_done_later(
 
 
 def test_a_cost_is_guessed_at_first_and_measured_when_the_engine_is_idle(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SPECULATION_CACHE", str(tmp_path))
     monkeypatch.setattr("speculation.driver._IDLE_SECONDS", 600.0)
     with Engine.load(tiny_model, EXACT) as engine:
         text = engine.generate(PROMPT, method="auto", sampling=ENDLESS)

@@ -52,7 +52,7 @@ def parallel(tiny_model: Path) -> Iterator[Engine]:
     cost = Cost(CostCurve.linear(1e-3, 1e-5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "follow", lambda *step: None)
-        patch.setattr(Runtime, "_measure_cost", lambda runtime: cost)
+        patch.setattr(Runtime, "_first_cost", lambda runtime: cost)
         with Engine.load(tiny_model, EXACT, parallel=4, draft_model=tiny_model) as engine:
             yield engine
 

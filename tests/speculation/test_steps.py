@@ -124,7 +124,7 @@ def drafting(tiny_model: Path) -> Iterator[Engine]:
     cost = Cost(CostCurve.linear(1.0, 1e-6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "follow", lambda *step: None)
-        patch.setattr(Runtime, "_measure_cost", lambda runtime: cost)
+        patch.setattr(Runtime, "_first_cost", lambda runtime: cost)
         with Engine.load(tiny_model, EXACT) as engine:
             yield engine
 
