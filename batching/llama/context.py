@@ -517,20 +517,16 @@ def _open_trace(path: Path) -> IO[str]:
         ) from None
 
 
-# Rows of the batches that decide about flash attention unless a method says otherwise: single rows,
-# the most common, weigh half.
+# Rows of the batches that decide about flash attention: single rows, the most common, weigh half.
 _USUAL_ROWS = {1: 0.5, 4: 0.25, 16: 0.25}
 
 
-def choose_flash_attn(
-    model: Model, params: ContextParams, rows: int = 1, budget_seconds: float = 1.0
-) -> str:
+def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> str:
     """Resolve ``params.flash_attn`` to on, off or, on a GPU, auto.
 
-    ``rows`` is the size of a method's every batch; 1 = a method whose batches vary.
-
     On a GPU, llama.cpp decides: on is faster, but not every GPU supports every head size, and the
-    CPU would then compute the attention. On a CPU it depends on head size, batch and context, so
+    CPU would then compute the attention. On a CPU, on skips the cells of other texts, so several
+    texts have it. For a text that is always alone it depends on head size, batch and context, so
     one context of each kind is created and timed (``timing.log_ratio``). Off must be 10% faster
     to be chosen: with 7.5M parameters on 2 cores the two were equal on an idle machine, but on took
     0.83 of off's time on a busy one.
@@ -539,15 +535,16 @@ def choose_flash_attn(
         return "on"
     if params.flash_attn != "auto" or model.n_host_layers < model.n_layer:
         return params.flash_attn
+    if params.n_slots > 1:
+        return "on"
     # When off, values are stored transposed, one row of cells per dimension, so n_ctx matters.
     n_ctx, n_past = (params.n_ctx or 2048, 192) if model.n_bytes < 2**30 else (256, 8)
     n_ctx = min(n_ctx, 4096, max_tokens(model))
     n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
-    small = replace(params, n_ctx=n_ctx, n_batch=max(256, rows), n_seq_max=1, n_slots=1)
-    weights = _USUAL_ROWS if rows == 1 else {rows: 1.0}
+    small = replace(params, n_ctx=n_ctx, n_batch=256, n_seq_max=1)
     with (
         Context(model, replace(small, flash_attn="on")) as on,
         Context(model, replace(small, flash_attn="off")) as off,
     ):
-        ratio = log_ratio(on, off, weights, n_past, budget_seconds)
+        ratio = log_ratio(on, off, _USUAL_ROWS, n_past, budget_seconds)
     return "on" if ratio < math.log(1.1) else "off"

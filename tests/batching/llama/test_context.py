@@ -112,8 +112,7 @@ def test_flash_attention_is_turned_off_only_if_that_is_clearly_faster(
     monkeypatch.setattr("batching.llama.context.Context", Opened)
     monkeypatch.setattr("batching.llama.context.log_ratio", log_ratio)
     assert choose_flash_attn(model(n_host_layers=2), ContextParams()) == chosen
-    assert choose_flash_attn(model(n_host_layers=2), ContextParams(), rows=120) == chosen
-    assert measured == [("on", "off", {1: 0.5, 4: 0.25, 16: 0.25}), ("on", "off", {120: 1.0})]
+    assert measured == [("on", "off", {1: 0.5, 4: 0.25, 16: 0.25})]
 
 
 def test_flash_attention_is_not_measured_if_there_is_no_choice(
@@ -123,6 +122,7 @@ def test_flash_attention_is_not_measured_if_there_is_no_choice(
     on_cpu, on_gpu = model(n_host_layers=2), model(n_host_layers=0)
     assert choose_flash_attn(on_cpu, ContextParams(flash_attn="on")) == "on"
     assert choose_flash_attn(on_cpu, ContextParams(flash_attn="off")) == "off"
+    assert choose_flash_attn(on_cpu, ContextParams(n_slots=2)) == "on"  # it skips the other's cells
     for kv_type in ("q8_0", "q5_1", "q4_0"):  # a quantised cache needs it
         assert choose_flash_attn(on_cpu, ContextParams(kv_type=kv_type)) == "on"
     assert choose_flash_attn(on_gpu, ContextParams()) == "auto"  # llama.cpp decides
