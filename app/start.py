@@ -35,7 +35,7 @@ from speculation.registry.fit import Wanted, context_in_words, in_words
 from speculation.registry.model_spec import ModelSpec, add_model_flags, at_least
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
-from speculation.system.console import FAILED, VERSION, say
+from speculation.system.console import FAILED, VERSION, drop_output, say
 
 
 def parse_flags(
@@ -233,7 +233,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         return 0
     finally:
         is_ending.set()
-        say("", sys.stdout, end="")  # what an interrupt left unwritten must not fail the exit
         # The server ends with the process and does not wait for open pages. From here on Ctrl-C
         # ends the process whatever its threads do.
         if is_main_thread:
@@ -244,6 +243,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         if not backend.close():
             say("The engine does not respond; exiting anyway")
             os._exit(1)  # else Python waits for the threads that wait for the engine
+        drop_output()  # what nobody could read must not fail the exit
 
 
 def _bound(host: str, port: int | None) -> socket.socket:

@@ -64,9 +64,13 @@ def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
 
 
 def drop_output() -> None:
-    """Let Python write what is left on stdout to nowhere when it exits."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Let Python write what is left on stdout and stderr to nowhere when it exits, if it must."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # noqa: PERF203 (each by itself)
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def worded(error: Exception) -> str:

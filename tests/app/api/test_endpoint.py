@@ -260,7 +260,7 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask(client: OpenAI, http: ht
         assert len(first.token_logprobs) == len(ids) + n_written
         assert (first.token_logprobs[0], (first.top_logprobs or [0])[0]) == (None, None)
         own = first.token_logprobs[len(tokens) : len(ids)]
-        assert own == pytest.approx([one["logprob"] for one in written], abs=1e-3)
+        assert own == pytest.approx([one["logprob"] for one in written], abs=1e-2)
         best = [max(top.values()) for top in (first.top_logprobs or [])[len(tokens) : len(ids)]]
         assert own == best  # greedy, as harnesses see it
         assert short is not None and len(short.token_logprobs or []) == 1 + n_written
