@@ -176,7 +176,9 @@ class Scheduler:
         needed = self._checked(request.method.name, drafters)
         if needed.rows > 1 and needed.rows + _fixed_rows(self.places.active()) > self._n_free_rows:
             return False
-        is_narrow = needed.branches >= runtime.context.n_seq_max
+        # With ``exact``, trees are cut to a path: accepted branches would leave cells out of order.
+        is_exact = runtime.context.params.exact
+        is_narrow = not is_exact and needed.branches >= runtime.context.n_seq_max
         if places.can_rewind and places.n_slots == 1 and is_narrow:
             try:
                 runtime.widen(needed.branches)

@@ -25,11 +25,11 @@ CAPS = {
     "batching": 2476,
     "batching/gguf": 816,
     "batching/llama": 3836,
-    "speculation": 5204,
+    "speculation": 5206,
     "speculation/auto + drafting": 3139,
     "speculation/chat": 2487,
     "speculation/methods + heads": 3164,
-    "speculation/bench, registry, train, …": 5719,
+    "speculation/bench, registry, train, …": 5723,
     "tools": 2445,
 }
 TOGETHER = {

@@ -53,6 +53,7 @@ def test_exact_texts_are_those_of_plain_decoding_alone() -> None:
         for method in ("auto", "recycling", "jacobi"):
             found = [turns(*of) for of in zip(PROMPTS, [method] * 4, settings, strict=True)]
             assert found == plain, method
+        assert engine.context.n_seq_max == 1  # trees are cut to a path, so that cells stay in order
         with pytest.raises(InvalidParameter, match="lookahead needs several branches, and with"):
             engine.generate("a", method="lookahead", max_tokens=4).run()
     with Engine.load("bundled", exact=True, n_ctx=4096, parallel=3) as engine:
