@@ -234,14 +234,7 @@ class ModelSlot:
             engine = Engine.load(
                 spec.model,  # the name, not the path: models.txt pairs drafts by name
                 params,
-                draft_model=spec.draft_model,
-                heads=spec.heads,
-                mtp=spec.mtp,
-                n_gpu_layers=spec.n_gpu_layers,
-                n_cpu_moe=spec.n_cpu_moe,
-                device=spec.device,
-                draft_device=spec.draft_device,
-                rpc=spec.rpc,
+                **spec.parts,
                 memory=self._memory if remembers else None,
                 trace_batches=self._trace_batches,
                 progress=progress,

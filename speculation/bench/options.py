@@ -128,19 +128,7 @@ class Options:
         return Plan(self.methods, sampling, self.n_predict, self.repeat, self.raw, self.thinking)
 
     def load(self) -> Engine:
-        spec = self.model
-        return Engine.load(
-            spec.model,
-            spec.context,
-            draft_model=spec.draft_model,
-            heads=spec.heads,
-            mtp=spec.mtp,
-            n_gpu_layers=spec.n_gpu_layers,
-            n_cpu_moe=spec.n_cpu_moe,
-            device=spec.device,
-            draft_device=spec.draft_device,
-            rpc=spec.rpc,
-        )
+        return Engine.load(self.model.model, self.model.context, **self.model.parts)
 
     def read_prompts(self) -> list[Prompt]:
         """The prompts asked for. Raises PromptFileError or InvalidParameter."""

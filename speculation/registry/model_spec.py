@@ -147,6 +147,13 @@ class ModelSpec:
             exact=self.exact,
         )
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What drafts beside the model, and where layers are computed: for ``Engine.load``."""
+        beside, where = ("draft_model", "heads", "mtp"), ("device", "draft_device", "rpc")
+        names = (*beside, *where, "n_gpu_layers", "n_cpu_moe")
+        return {name: getattr(self, name) for name in names}
+
 
 def add_model_flags(parser: argparse._ActionsContainer, names: Collection[str] = ()) -> None:
     """The flags for the fields of ``ModelSpec``, or for those with these ``names``."""
