@@ -21,7 +21,7 @@ CAPS = {
     "app/page": 3938,
     "app/page/static": 2721,
     "app/store": 1480,
-    "app/worker": 2355,
+    "app/worker": 2348,
     "batching": 2476,
     "batching/gguf": 816,
     "batching/llama": 3836,
@@ -29,7 +29,7 @@ CAPS = {
     "speculation/auto + drafting": 3139,
     "speculation/chat": 2487,
     "speculation/methods + heads": 3164,
-    "speculation/bench, registry, train, …": 5723,
+    "speculation/bench, registry, train, …": 5718,
     "tools": 2445,
 }
 TOGETHER = {
