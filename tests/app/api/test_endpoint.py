@@ -495,8 +495,9 @@ def test_sigterm_saves_the_memory_of_a_service(tiny_model: Path, tmp_path: Path)
     assert memory.read_bytes().startswith(b"SUFFIX 1")
 
 
-def test_keys_origins_and_times_are_limited_by_flags(tiny_model: Path) -> None:
-    flags = ["--no-page", "--model", str(tiny_model), "--threads", "1", "--port", free_port()]
+def test_keys_origins_and_times_are_limited_by_flags(tmp_path: Path) -> None:
+    long = write_tiny_gguf(tmp_path / "long.gguf", n_ctx=32768)  # not full within a second
+    flags = ["--no-page", "--model", str(long), "--threads", "1", "--port", free_port()]
     flags += ["--api-key", "first", "--api-key", "second", "--allow-host", "editor.example"]
     with started("app", *flags, "--timeout", "1", "--parallel", "1") as (url, _):
         wait_for_model(url)
