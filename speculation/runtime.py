@@ -153,7 +153,7 @@ class Runtime:
                 draft_file = resolve(paired_draft(name) if is_paired else source.draft_model)
             if not params.n_ctx:
                 files = [loading] if draft_file is None else [loading, draft_file]
-                params = replace(params, n_ctx=_own_context(files, params.kv_type, placement))
+                params = replace(params, n_ctx=_own_context(files, params, placement))
             cache = CacheSize(params.n_ctx, params.kv_type)
             if params.exact:
                 use_one_kernel()
@@ -309,23 +309,23 @@ def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
     return SuffixMemory.load(path, fingerprint(model.path), model.n_vocab)
 
 
-def _own_context(files: Sequence[Path], kv_type: str, placement: Placement) -> int:
+def _own_context(files: Sequence[Path], params: ContextParams, placement: Placement) -> int:
     """``own_context`` for a model and what is loaded beside it; 0 if a file cannot be read, which
     loading it will tell."""
+    n_own = params.n_slots if params.exact else 1  # texts with cells of their own
     try:
-        shape, *others = map(describe, files)
+        shapes = [describe(file) for file in files]
     except (SpeculationError, OSError):
         return 0
-    for other in others:
-        shape = replace(
-            shape,
-            n_bytes=shape.n_bytes + other.n_bytes,
-            expert_bytes=shape.expert_bytes + other.expert_bytes,
-            kv_values=shape.kv_values + other.kv_values,
-        )
+    shape = replace(
+        shapes[0],
+        n_bytes=sum([shape.n_bytes for shape in shapes]),
+        expert_bytes=sum([shape.expert_bytes for shape in shapes]),
+        kv_values=n_own * sum([shape.kv_values for shape in shapes]),
+    )
     free = tuple((device.name, device.memory[0]) for device in placement.chosen())
-    wanted = Wanted(0, kv_type, placement.n_gpu_layers, placement.n_cpu_moe)
-    return own_context(shape, wanted, Memory(available_memory(), free))
+    wanted = Wanted(0, params.kv_type, placement.n_gpu_layers, placement.n_cpu_moe)
+    return n_own * own_context(shape, wanted, Memory(available_memory(), free))
 
 
 def _draft_params(context: Context) -> ContextParams:
