@@ -1,6 +1,6 @@
 // The cards of the start page, the shortcuts, and the start of it all.
 
-import { $, $$, makeGroup, memory, tried } from "./dom.js";
+import { $, $$, button, h, icon, makeGroup, memory, tried } from "./dom.js";
 import { beginToListen, listeners } from "./api.js";
 import {
   chooseMethod, closeDrawer, drawer, isOpen, readServer, server, startPresets, takeStatus,
@@ -15,18 +15,24 @@ import {
 import { startReplay } from "./replay.js";
 import { openRace } from "./race.js";
 
-// Each card of main.html has a message, maybe with a file.
+// Each card of main.html has a message, maybe with a file. A click sends it, or has two methods race on it.
 function startCards() {
   for (const card of $$("#start .cards li")) {
-    const text = $(".prompt", card).textContent;
-    const file = $(".attached", card);
-    const [name, code] = [file?.dataset.name, file?.textContent];
-    $(".card", card).onclick = () => {
-      compose(text, file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
+    const { title } = card.dataset;
+    const [text, code] = $$("pre", card).map((part) => part.textContent);
+    const { name } = card.lastElementChild.dataset;
+    const sendIt = () => {
+      compose(text, code ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
       send();
     };
-    const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
-    $(".race-card", card).onclick = () => openRace({ prompt, start: true });
+    const prompt = code ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
+    const race = () => openRace({ prompt, start: true });
+    const [line] = text.split("\n");
+    const about = [h("b", {}, title), h("span", {}, code ? `${line} (${name})` : line)];
+    card.prepend(
+      button(about, sendIt, { class: "card" }),
+      button([icon("race"), "Race"], race, { class: "race-card", "aria-label": `Race: ${title}` }),
+    );
   }
   makeGroup($("#start .cards"));
 }
@@ -60,8 +66,7 @@ listeners.status = (status) => {
   const before = server.status;
   takeStatus(status);
   if (status.loading?.model !== before.loading?.model || status.error !== before.error) refreshModels();
-  // Else an open list would close.
-  if (!document.activeElement.matches(".model select")) showModels();
+  showModels();
 };
 listeners.reset = tried(async () => {
   await readServer();
