@@ -162,7 +162,6 @@ export function startChats() {
   };
   $("#search").oninput = search;
   $("#theme").onclick = switchTheme;
-  $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [
       ["Import chats…", () => chooseFiles({ accept: ".json,application/json" }, importFile)],

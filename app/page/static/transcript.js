@@ -56,6 +56,7 @@ export function newChat(incognito = isIncognito) {
   if (location.hash) history.pushState(null, "", here(""));
   useSettings(wasFleeting && !isIncognito ? memory.get("settings") : settings);
   takeTurns({ turns: [], has_earlier: false });
+  $("#transcript").scrollTop = 0;
   restoreDraft();
   focusBox();
 }

@@ -277,7 +277,7 @@ def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> N
     page.keyboard.press("ArrowUp")
     assert page.evaluate("document.activeElement.matches('.turn')")
     page.keyboard.press("?")
-    page.wait_for_selector("#keys[open]")
+    page.wait_for_selector("dialog[aria-label=Shortcuts][open]")
     page.keyboard.press("Escape")
     page.keyboard.press("Control+b")
     page.wait_for_selector("#left:not(.open)")
