@@ -147,6 +147,7 @@ function articleOf(turn) {
   const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
   const thoughts = isRunning && !blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
+  const thinking = [h("summary", {}, thoughts), markdown("reasoning", reasoning)];
   const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])].filter(([, value]) => value);
   const steps = `Replay: ${cells.length} steps`;
   const bar = { type: "button", class: "cells", "data-action": "replay", "aria-label": steps, title: steps };
@@ -180,7 +181,7 @@ function articleOf(turn) {
     h("h2", { class: "unseen" }, isReply ? "Reply" : "You"),
     part("ul", files.length, { class: "files", "aria-label": "Attached files" }, ...files.map(fileOf)),
     part("div", !isReply && text, { class: "said", dir: "auto" }, !isReply && text),
-    part("details", reasoning.length, { class: "thoughts" }, h("summary", {}, thoughts), markdown("reasoning", reasoning)),
+    part("details", reasoning.length, { class: "thoughts" }, ...thinking),
     markdown("answer", blocks, isReply),
     part("p", turn.notice, { class: "notice", role: "status" }, turn.notice),
     part("p", turn.error, { class: "error", role: "alert" }, turn.error),
@@ -191,6 +192,7 @@ function articleOf(turn) {
   return article;
 }
 
+// What has nothing to show is hidden, not left out, so that every part keeps its place while the turn changes.
 const part = (tag, isShown, attributes, ...children) => h(tag, { hidden: !isShown, ...attributes }, ...children);
 const ICONS = { figures: "more", earlier: "left", later: "right" };
 const actionButton = (action, label, isShown = true, attributes = {}) =>
@@ -207,6 +209,7 @@ const unfolded = new Set(); // the turns whose figures are shown
 function showTurn(turn) {
   const article = $(`#turn-${turn.id}`);
   if (!$("form", article)) change(article, articleOf(turn));
+  showLeftOut();
 }
 
 // Shows these blocks in place of those after the first `from`.
@@ -369,7 +372,6 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
   if (set) {
     Object.assign(turn, set);
     showTurn(turn);
-    showLeftOut();
     if ("state" in set) setCurrent(article);
     if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
     showGauge();
