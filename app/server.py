@@ -13,7 +13,6 @@ from functools import cache
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -21,7 +20,7 @@ from app.api import anthropic, chat, embeddings, infill, metrics, native, respon
 from app.api.errors import handle_errors
 from app.api.service import Service
 from app.api.switching import HoldModels
-from app.guard import LARGEST_BODY, WILDCARDS, Guard, Names
+from app.guard import WILDCARDS, Guard, Names
 
 PORTS = range(7860, 7960)  # tried in turn
 MOST_CONNECTIONS = 1000
@@ -56,12 +55,7 @@ def guard(
     """
     if not page:  # agents look there whether somebody listens
         app.add_api_route("/", lambda: {"endpoint": "/v1"})
-    routes = [
-        Route(path.replace("}", ":path}"), app, methods=[*methods])
-        for path, methods in app.openapi()["paths"].items()
-    ]
-    routes.append(Route("/openapi.json", app, methods=["GET"]))
-    return Guard(app, Names(host, allowed), routes, keys, LARGEST_BODY, page=page)
+    return Guard(app, Names(host, allowed), keys, page=page)
 
 
 def bind(host: str, port: int | None) -> socket.socket:
