@@ -92,10 +92,10 @@ def run_command(
         sys.stdout.flush()  # a reader that has gone is noticed now
         return code
     except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
+        say(interrupted)
         return INTERRUPTED
     except (SpeculationError, OSError) as error:
         if getattr(error, "errno", None) != EPIPE:  # else the reader has gone
-            print(f"error: {worded(error)}", file=sys.stderr)
+            say(f"error: {worded(error)}")
         drop_output()
         return FAILED
