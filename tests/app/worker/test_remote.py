@@ -303,7 +303,7 @@ def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
         status.error,
     )
     monkeypatch.undo()
-    backend._start_at = 0.0  # as if the time had passed
+    backend._restart()  # as if the time had passed
     assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
     assert not wait_for(backend, lambda status: status.error is None).is_down
     assert backend._n_deaths == 0
