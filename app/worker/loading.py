@@ -101,9 +101,6 @@ class Job:
         what = f"loading {self.message.model}" if is_named else "the question"
         return Failed(f"{what} was stopped")
 
-    def was_cancelled(self) -> bool:
-        return self.is_cancelled
-
     def cancel(self) -> None:
         """Stop soon; at once if it has not begun."""
         self.is_cancelled = True

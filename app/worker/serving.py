@@ -189,7 +189,7 @@ class Serving:
                 job.is_taken = True
             last: Event | None
             try:
-                with until(job.was_cancelled):
+                with until(partial(getattr, job, "is_cancelled")):
                     last = self._do(job)
             except GivenUp:
                 last = job.stopped

@@ -171,16 +171,17 @@ def test_a_server_goes_by_loopback_names_and_by_what_it_listens_on(
         assert Names(listens).include(asked) is (asked in answered), asked
 
 
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers every request with what it gets to see."""
+    body = (await receive())["body"].decode()
+    kind = Headers(scope=scope).get("content-type")
+    seen = f"{scope['method']} {scope['path']} {kind} {body}"
+    await PlainTextResponse(seen)(scope, receive, send)
+
+
 def guarded(**options: Any) -> TestClient:
-    """A server that answers every request with what it gets to see, behind the guard."""
-
-    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        kind = Headers(scope=scope).get("content-type")
-        seen = f"{scope['method']} {scope['path']} {kind}"
-        await PlainTextResponse(seen)(scope, receive, send)
-
-    names = Names("127.0.0.1", ["editor.example"])
-    guard = Guard(answers, names, **options)
+    """A server that echoes every request, behind the guard."""
+    guard = Guard(echo, Names("127.0.0.1", ["editor.example"]), **options)
     return TestClient(guard, base_url="http://127.0.0.1")
 
 
@@ -395,7 +396,7 @@ def test_a_request_is_taken_as_its_client_meant_it() -> None:
     for path in (f"{root}/completion", f"{root}//completion", f"{root}/completion/"):
         for headers in (form, {"Content-Type": "text/plain"}, {}):
             found = client.post(path, content=b"{}", headers=headers)
-            assert found.text == "POST /completion application/json"
+            assert found.text == "POST /completion application/json {}"
     assert client.get(f"{root}//v1///models/").text.startswith("GET /v1/models ")
     head = client.head("/v1/models")
     assert (head.status_code, head.text) == (200, "")
@@ -430,22 +431,15 @@ def test_addresses_and_methods_that_there_are_not_are_told_in_json() -> None:
     assert client.get("/").json() == {"endpoint": "/v1"}
 
 
-def test_answers_on_a_kept_connection_are_not_held_back() -> None:
-    with bind("127.0.0.1", 0) as listening:
-        assert listening.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
-
-
 def test_idle_connections_give_way_to_those_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse("ok")(scope, receive, send)
-
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
     listening = bind("127.0.0.1", 0)
-    serve(Guard(answers, Names("127.0.0.1")), listening)
+    assert listening.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
+    serve(Guard(echo, Names("127.0.0.1")), listening)
     idle = [socket.create_connection(listening.getsockname(), timeout=60) for _ in range(12)]
     for each in idle[::2]:
         each.sendall(b"GET / HTTP/1.1\r\nHost: ")  # and no more
-    assert ask(listening.getsockname()[1], "/") == (200, "ok")
+    assert ask(listening.getsockname()[1], "/") == (200, "GET / application/json ")
     for each in idle[:9]:  # the oldest
         with suppress(ConnectionResetError):
             assert each.recv(1) == b""

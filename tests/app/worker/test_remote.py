@@ -206,11 +206,16 @@ def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
             for path in ("tokenize", "completion"):
                 body = {"content": "a", "prompt": "a", "n_predict": 2}
                 assert http.post(path, json=body).status_code == status
+            if first:
+                backend._status = replace(backend.status(), is_down=True, error="it ended")
+                health = http.get("health")
+                told = health.json()["error"]["message"]
+                assert (health.status_code, told) == (503, "it ended")
         has_closed = backend.close()
         assert not (first and has_closed)  # the old model may have something to save
 
 
-def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteBackend) -> None:
+def test_a_large_request_goes_through_and_an_odd_one_stops_no_other(backend: RemoteBackend) -> None:
     text = "a cat " * 80_000
     (answer,) = backend.ask(Tokenize(text))
     assert isinstance(answer, Answer)
@@ -223,9 +228,6 @@ def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteB
     (failed,) = backend.reply(request(sampling={"json_schema": deep}))
     why = "the request cannot be sent to the engine: it is nested too deep"
     assert failed == Failed(why, why, "invalid")
-
-
-def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
     for sampling, reason in (
         (
             {"grammar": lambda: None},
@@ -433,16 +435,6 @@ def test_a_load_or_an_engine_that_starts_keeps_nobody_waiting(
     assert backend.close()
     monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
     assert RemoteBackend().close()
-
-
-def test_health_tells_whether_the_model_is_there(backend: RemoteBackend) -> None:
-    listening = bind("127.0.0.1", 0)
-    serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
-    with httpx.Client(base_url=address("127.0.0.1", listening), timeout=20) as http:
-        assert http.get("health").status_code == 200
-        backend._status = replace(backend.status(), is_down=True, error="it ended")
-        found = http.get("health")
-        assert (found.status_code, found.json()["error"]["message"]) == (503, "it ended")
 
 
 def test_no_process_is_left_when_the_app_is_killed() -> None:
