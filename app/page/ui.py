@@ -99,7 +99,9 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         enable_monitoring=False,
         run_history=False,
     )
-    app.router.routes[-1] = _Page("/", app.router.routes[-1].app)
+    mounted = app.router.routes[-1]
+    assert isinstance(mounted, Mount)
+    app.router.routes[-1] = _Page("/", mounted.app)
     gc.freeze()  # a collection that looks at all of Gradio's objects stops everybody for a while
 
 

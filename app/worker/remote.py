@@ -282,7 +282,6 @@ class RemoteBackend(Backend):
                     self._process.ask(self._worked.spec)  # it goes on until the new one is there
             elif self._worked is None:
                 self._process.stop(AGAIN)  # it may end the process again
-            self._timer.cancel()
             self._n_deaths, self._wanted = 0, spec
             return self._asked(spec, request_id)
 
@@ -319,7 +318,7 @@ class RemoteBackend(Backend):
         """Load the model that worked last, or the first one again: in a new process if the old one
         has ended."""
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or not self._n_deaths:  # a load has come before the timer
                 return
             try:
                 if self._process.is_dead:
