@@ -160,15 +160,9 @@ class Replies:
         seconds: float,
         at_a_time: int = 8,
         ends: Container[int] = (),
-        predict_seconds: float = 0.0,
-        n_indent: int = 0,
     ) -> None:
         """``seconds`` is how long the call may take; ``at_a_time`` requests of it wait or run, so
-        that other calls do not wait for all of them. ``ends`` are tokens that end a text.
-
-        After ``predict_seconds`` from the first token on, a new line ends a reply; 0: never. A line
-        after the first with fewer than ``n_indent`` spaces or tabs ends it, too, and is not in it.
-        """
+        that other calls do not wait for all of them. ``ends`` are tokens that end a text."""
         self.requests = requests
         # Harnesses count the tokens of a prompt with its reply, so they get all.
         self.choices = [Gathered(ends if one.echo is None else ()) for one in requests]
@@ -177,7 +171,6 @@ class Replies:
         self._backend = backend
         self._seconds = seconds
         self._at_a_time = at_a_time
-        self._predict_seconds, self._n_indent = predict_seconds, n_indent
         self._started: list[Events] = []
         self._came: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
@@ -231,14 +224,14 @@ class Replies:
         """A choice's tokens, up to where its time or a line with too little indentation ends it."""
         if number in self._ended:
             return _cut(tokens, 0)
-        now = asyncio.get_running_loop().time()
+        request, now = self.requests[number], asyncio.get_running_loop().time()
         seconds = now - self._began.setdefault(number, now)
         new = "".join(text for text, _ in tokens.pieces)
-        if 0 < self._predict_seconds < seconds and "\n" in new:
+        if 0 < request.predict_seconds < seconds and "\n" in new:
             self._ended.add(number)
-        if self._n_indent:
+        if request.n_indent:
             before = self.choices[number].text
-            at = _outdent(before + new, self._n_indent)
+            at = _outdent(before + new, request.n_indent)
             if at is not None:
                 self._ended.add(number)
                 tokens = _cut(tokens, at - len(before))

@@ -37,7 +37,7 @@ class Reply(ABC):
     def __init__(
         self, service: Service, asked: ChatCompletion | Completion, requests: Sequence[ChatRequest]
     ) -> None:
-        self.replies = service.replies(requests, asked)
+        self.replies = service.replies(requests)
         self.model = service.name()
         self._streams = asked.stream
 

@@ -142,12 +142,13 @@ class Service:
             "stop": tuple(asked.stop),
             "memory": memory_of(http) if asked.speculation.memory else None,
             "reuse": asked.cache_prompt,
+            "predict_seconds": asked.t_max_predict_ms / 1000,
+            "n_indent": asked.n_indent,
         }
 
-    def replies(self, requests: Sequence[ChatRequest], asked: Sampling) -> Replies:
-        at_a_time, predict_seconds = 2 * self.facts.parallel, asked.t_max_predict_ms / 1000
-        limits = self.seconds, at_a_time, self.facts.ends, predict_seconds, asked.n_indent
-        return Replies(self.backend, requests, *limits)
+    def replies(self, requests: Sequence[ChatRequest]) -> Replies:
+        at_a_time = 2 * self.facts.parallel
+        return Replies(self.backend, requests, self.seconds, at_a_time, self.facts.ends)
 
     def _check_size(self, request: ChatRequest) -> None:
         """Raise ApiError if the prompt cannot fit, whatever its tokens are: before the work of

@@ -124,6 +124,9 @@ class ChatRequest:
     reuse       whether what is cached of the prompt is taken over
     echo        the prompt's text, if the reply begins with it; with ``logprobs``, the prompt's
                 tokens come with their probabilities, too. None: it does not
+    predict_seconds  after so long from the first token on, a new line ends the reply; 0: never
+    n_indent    spaces or tabs that a line after the first must begin with; one with fewer ends the
+                reply, and is not in it
     record      whether the reply's steps come with its tokens, and ``Done`` has ``decode_ms``
     """
 
@@ -151,6 +154,8 @@ class ChatRequest:
     thinking_budget: int | None = None
     reuse: bool = True
     echo: str | None = None
+    predict_seconds: float = 0.0
+    n_indent: int = 0
     record: bool = False
 
     @property
@@ -431,13 +436,13 @@ Event = (
     Waiting
     | Loading
     | LeftOut
-    | Prefill
     | Opening
     | PromptTokens
+    | Prefill
     | Steps
     | Tokens
     | Loaded
     | Done
-    | Failed
     | Answer
+    | Failed
 )

@@ -218,7 +218,7 @@ def test_a_prompt_that_is_too_long_has_the_codes_that_clients_look_for() -> None
 def test_a_reply_that_has_had_its_time_ends_at_a_new_line() -> None:
     async def n_closed(seconds: float, *texts: str) -> int:
         backend: Any = Endless()
-        made = Replies(backend, [ChatRequest("one")], 100, predict_seconds=seconds)
+        made = Replies(backend, [ChatRequest("one", predict_seconds=seconds)], 100)
         for text in texts:
             backend.events.put(Tokens(((text, False),)))
         backend.events.put(DONE)
@@ -249,7 +249,7 @@ def test_a_line_with_too_little_indentation_ends_a_reply(
 ) -> None:
     async def written() -> tuple[str, int]:
         backend: Any = Endless()
-        made = Replies(backend, [ChatRequest("one")], 100, n_indent=n_indent)
+        made = Replies(backend, [ChatRequest("one", n_indent=n_indent)], 100)
         for part in parts:
             backend.events.put(Tokens(((part, False),)))
         backend.events.put(DONE)

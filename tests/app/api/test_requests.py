@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from app.api.service import Service
 from app.server import endpoint, guard
 from app.worker.events import Events
-from app.worker.messages import ChatRequest, Tokens
+from app.worker.messages import ChatRequest
 from tests.support.fake_backend import DONE, FakeBackend, played
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -200,8 +200,9 @@ def test_fields_of_other_servers_are_put_into_our_terms(
     assert (sampling["top_p"], sampling["min_p"], sampling["typical_p"]) == (1.0, 0.0, 1.0)
     assert (sampling["dry_multiplier"], sampling["xtc_probability"]) == (0.0, 0.0)
     assert sampling["repeat_penalty"] == 1.0
-    vim = sent(http, backend, samplers=["top_k", "top_p", "infill"], top_p=0.9)
+    vim = sent(http, backend, samplers=["top_k", "top_p", "infill"], top_p=0.9, n_indent=4)
     assert [vim.sampling[name] for name in ("top_p", "min_p", "temperature")] == [0.9, 0.2, 1.0]
+    assert vim.n_indent == 4
     assert sent(http, backend, samplers=[], temperature=0).sampling["temperature"] == 1.0
     for name in ("max_tokens", "max_completion_tokens", "n_predict"):
         for n, limit in ((7, 7), (0, 0), (-1, None)):
@@ -209,27 +210,13 @@ def test_fields_of_other_servers_are_put_into_our_terms(
             assert sent(http, backend, **limited).max_tokens == limit
     assert sent(http, backend, min_tokens=5).sampling["min_tokens"] == 5
     assert sent(http, backend, temperature=-1).sampling["temperature"] == 0.0
-    assert sent(http, backend, cache_prompt=False).reuse is False
+    request = sent(http, backend, cache_prompt=False, t_max_predict_ms=1500)
+    assert (request.reuse, request.predict_seconds) == (False, 1.5)
     biases = [[5, False], ["7", 1], [9, None], [11, -2.5]]
     bias = sent(http, backend, logit_bias=biases).sampling["logit_bias"]
     assert bias == {5: -math.inf, 7: 1.0, 9: -math.inf, 11: -2.5}
     given = {"5": False, "7": 1}
     assert sent(http, backend, logit_bias=given).sampling["logit_bias"] == {5: -math.inf, 7: 1.0}
-
-
-def test_the_indentation_and_the_time_of_an_editor_end_its_replies() -> None:
-    short = {"t_max_predict_ms": 1e-6}
-    cases: tuple[tuple[dict[str, Any], str], ...] = (
-        ({}, "a\n  b\nc"),
-        ({"n_indent": 2}, "a\n  b\n"),
-        (short, "a\n"),
-    )
-    for limits, text in cases:
-        parts = [Tokens(((part, False),)) for part in ("", "a\n", "  b\n", "c")]
-        service = Service(FakeBackend([*parts, DONE]))
-        with TestClient(guard(endpoint(service), "127.0.0.1"), "http://127.0.0.1") as client:
-            found = client.post("/completion", json={"prompt": "hi", **limits})
-        assert found.json()["content"] == text
 
 
 def test_a_body_is_read_whatever_its_header_says_and_a_wrong_one_gets_the_reason(
