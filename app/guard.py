@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import error_body_for
@@ -38,7 +39,7 @@ LARGEST_BODY = 64 * 2**20  # bytes
 MOST_AT_ONCE = 8  # bodies of that size that are being sent
 
 CHATS = "/page/"  # the page's own routes
-# Of Gradio's routes, those that the page uses; the app closes the others.
+# Of Gradio's routes, those that the page uses.
 POSTS = ("/gradio_api/run/predict",)
 PAGE = re.compile(rf"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+|{POSTS[0]}")
 PUBLIC = ("/health", "/v1/health")  # need no key
@@ -290,6 +291,15 @@ class Guard:
                     return b"".join(parts)
         finally:
             self._n_bytes -= n_bytes
+
+
+class Page(Mount):
+    """Gradio with the routes that the page uses. Files, uploads, deep links and more are closed."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        method = "POST" if scope["path"] in POSTS else "GET"
+        is_open = PAGE.fullmatch(scope["path"]) is not None and scope.get("method") == method
+        return super().matches(scope) if is_open else (Match.NONE, {})
 
 
 def _flag_for(origin: str) -> str:

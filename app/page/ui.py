@@ -21,7 +21,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, Json, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.guard import PAGE, POLICY, POSTS
@@ -99,19 +98,7 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         enable_monitoring=False,
         run_history=False,
     )
-    mounted = app.router.routes[-1]
-    assert isinstance(mounted, Mount)
-    app.router.routes[-1] = _Page("/", mounted.app)
     gc.freeze()  # a collection that looks at all of Gradio's objects stops everybody for a while
-
-
-class _Page(Mount):
-    """Gradio's routes that the page uses. Files, uploads, deep links and more are closed."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        method = "POST" if scope["path"] in POSTS else "GET"
-        is_open = PAGE.fullmatch(scope["path"]) is not None and scope.get("method") == method
-        return super().matches(scope) if is_open else (Match.NONE, {})
 
 
 def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
