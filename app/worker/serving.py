@@ -78,7 +78,7 @@ class Serving:
         what the first model reads and writes. ``on_change`` is told that the report changed.
         """
         self._send = send
-        self._slot = ModelSlot(trace_batches, memory, partial(send, 0), self._alone)
+        self._slot = ModelSlot(trace_batches, memory, self._tell_status, self._alone)
         self._on_change = on_change
         self._changed = threading.Condition()  # holds for all below
         self._jobs: list[Job] = []  # as they came; each until it has ended and no thread has it
@@ -144,15 +144,20 @@ class Serving:
         for number in left:
             self.cancel(number)
 
-        def is_used() -> bool:
-            return any(not job.is_load or self._slot.engine is not None for job in self._jobs)
-
-        deadline = time.monotonic() + seconds
-        while is_used() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with self._changed:
+            has_ended = self._changed.wait_for(self._is_free, seconds)
         if not self._jobs:
             self._slot.close()
-        return not is_used()
+        return has_ended
+
+    def _is_free(self) -> bool:
+        """Whether nobody uses the model, and no load has one to lose."""
+        return all(job.is_load and self._slot.engine is None for job in self._jobs)
+
+    def _tell_status(self, status: Status) -> None:
+        self._send(0, status)
+        with self._changed:
+            self._changed.notify_all()
 
     def _n_loads(self) -> int:
         return sum(job.is_load for job in self._jobs)
