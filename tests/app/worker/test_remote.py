@@ -33,10 +33,10 @@ from app.worker.messages import (
     Tokens,
 )
 from app.worker.remote import RemoteBackend
+from tests.app.worker.test_backend import ENDLESS, text_of
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
-ENDLESS = {"grammar": "root ::= [a-z] root"}
 # An engine that soon finds that something takes too long.
 IMPATIENT = """
 import time
@@ -170,12 +170,6 @@ def request(text: str = "a cat", **options: object) -> ChatRequest:
 
 def kill(backend: RemoteBackend) -> None:
     os.kill(backend._process._process.pid, signal.SIGKILL)
-
-
-def text_of(events: list[Event]) -> str:
-    return "".join(
-        text for event in events if isinstance(event, Tokens) for text, _ in event.pieces
-    )
 
 
 def test_a_dead_engine_is_reported_and_another_is_started(
