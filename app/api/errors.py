@@ -11,6 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 from app.worker.messages import Failed
 
@@ -113,13 +115,29 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def failed(http: Request, error: HTTPException) -> JSONResponse:
-        found = answer(http, str(error.detail), error.status_code)
-        found.headers.update(error.headers or {})
+        path, message, headers = http.url.path, str(error.detail), error.headers
+        if error.status_code == 404:
+            why = f"This server has no address {path!r:.100}."
+            message = f"{why} docs/endpoint.md lists its addresses."
+        elif error.status_code == 405:
+            allowed = ", ".join(_methods(app, http.scope))
+            message, headers = f"{path} takes {allowed}, not {http.method:.20}.", {"Allow": allowed}
+        found = answer(http, message, error.status_code)
+        found.headers.update(headers or {})
         return found
 
     @app.exception_handler(Exception)
     async def unexpected(http: Request, error: Exception) -> JSONResponse:
         return answer(http, f"unexpected {type(error).__name__}: {error}", 500)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Those that a path takes."""
+    return [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST")
+        if any(one.matches({**scope, "method": method})[0] is Match.FULL for one in app.routes)
+    ]
 
 
 _TYPE_NAMES = ("str", "int", "float", "bool", "nullable")

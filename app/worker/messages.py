@@ -436,13 +436,13 @@ Event = (
     Waiting
     | Loading
     | LeftOut
-    | Prefill
     | Opening
     | PromptTokens
+    | Prefill
     | Steps
     | Tokens
     | Loaded
     | Done
-    | Failed
     | Answer
+    | Failed
 )
