@@ -85,8 +85,7 @@ class Stats:
     @property
     def tokens_per_second(self) -> float:
         """Excludes the first step; 0 if there was no other."""
-        n = self.n_tokens - self.n_first
-        return n / self.decode_seconds if self.decode_seconds else 0.0
+        return rate(self.n_tokens, self.n_first, self.decode_seconds)
 
     @property
     def tokens_per_step(self) -> float:
@@ -103,3 +102,8 @@ class Stats:
         """Time per step outside ``llama_decode``, without the first step."""
         outside = self.decode_seconds - self.phase_seconds["decode"]
         return outside / (self.n_steps - 1) if self.n_steps > 1 else 0.0
+
+
+def rate(n_tokens: int, n_first: int, decode_seconds: float) -> float:
+    """Tokens per second without the first step, which made ``n_first``; 0 if there was no other."""
+    return (n_tokens - n_first) / decode_seconds if decode_seconds else 0.0

