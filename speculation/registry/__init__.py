@@ -7,8 +7,9 @@ of installed Python packages, ``conversion`` converts one once if models.txt ask
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -111,7 +112,8 @@ def paired_draft(model: str | os.PathLike[str]) -> str:
 
     Raises ModelNotFound if there is none.
     """
-    return _paired(model, "draft model", "draft_model", lambda e: (e.draft,) if e.draft else ())[0]
+    draft: str = _paired(model, "draft", "draft model", "draft_model")
+    return draft
 
 
 def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -119,25 +121,22 @@ def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
     Raises ModelNotFound if there are none.
     """
-    return _paired(model, "drafting heads", "heads", lambda entry: entry.heads)
+    heads: tuple[str, ...] = _paired(model, "heads", "drafting heads", "heads")
+    return heads
 
 
-def _paired(
-    model: str | os.PathLike[str],
-    what: str,
-    setting: str,
-    names: Callable[[ModelEntry], tuple[str, ...]],
-) -> tuple[str, ...]:
+def _paired(model: str | os.PathLike[str], field: str, what: str, setting: str) -> Any:
+    """What ``field`` of a model's entry names."""
     entries = read_registry()
-    entry = entries.get(os.fspath(model))
-    if entry is None or not names(entry):
-        paired = ", ".join(name for name, other in entries.items() if names(other))
+    found = getattr(entries.get(os.fspath(model)), field, None)
+    if not found:
+        paired = ", ".join(name for name, other in entries.items() if getattr(other, field))
         raise ModelNotFound(
             f"models.txt pairs no {what} with {os.fspath(model)!r}; give a name or path with "
             f"{{{setting}}} (models with some: {paired or 'none'})",
             settings=(setting,),
         )
-    return names(entry)
+    return found
 
 
 def heads_for(
