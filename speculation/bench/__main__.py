@@ -80,14 +80,16 @@ def _measure(engine: Engine, prompts: Sequence[Prompt], options: Options, result
         mininterval=0.1 if live else 30,
     ) as bar:
         for item in suite.measure(engine, prompts, plan):
-            results.add(item)
             if isinstance(item, Skipped):
+                results.skipped.append(item)
                 bar.total -= plan.repeat * len(plan.methods)
                 tqdm.write(f"{item.prompt_id} is skipped: {item.reason}", file=sys.stderr)
             elif isinstance(item, Curve):
+                results.curves.append(item)
                 bar.set_description_str(f"n_past {item.n_past}", refresh=False)
                 bar.update()
             else:
+                results.runs += item
                 bar.set_description_str(item[0].prompt_id, refresh=False)
                 bar.set_postfix_str(fastest(results.runs), refresh=False)
                 bar.update(len(item))
