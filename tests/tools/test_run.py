@@ -319,13 +319,10 @@ def test_the_users_cmake_flags_come_after_ours_and_the_version_from_pyproject(
     assert install.requirement(project).startswith("llama-cpp-python>=")
 
 
-def test_a_failed_build_shows_the_first_failure_without_pips_comments() -> None:
+def test_the_first_failure_of_a_build_or_an_unreachable_index_comes_before_pips_comments() -> None:
     failed = ["FAILED: b.o", "b.cpp:3: error: no such type"]
     log = ["[1/2] g++ a.cpp", *failed, *["note"] * 30]
     assert install.failure([f"  {line}" for line in log])[:2] == failed
-
-
-def test_an_unreachable_index_is_named_before_pips_own_error() -> None:
     retry = (
         "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError("
         "'<pip._vendor>: Failed: [Errno -3] Temporary failure in name resolution')': /simple/x/"
