@@ -267,9 +267,12 @@ class _Calls:
         """Free text with calls."""
         format_ = self._format
         if not format_.mark:
+            opening = pattern_of(format_.begin + format_.opening)
+            middle = pattern_of(format_.middle).removesuffix(r"\s*")
             heads = []
             for name, arguments in self._arguments.items():
-                head = self._grammar.rule(_regex(self._head(name)), "[lazy]")
+                pattern = rf"\s*{opening}{re.escape(name)}{middle}"
+                head = self._grammar.rule(_regex(pattern), "[lazy]")
                 heads.append(f"{head} {_GAP} {arguments} {self._close}")
             return f"({self._tag()} ({' | '.join(heads)}) | free)"
         first, *rest = atoms(format_.begin + format_.opening)
@@ -288,12 +291,6 @@ class _Calls:
     def _tag(self) -> str:
         tag = self._format.tag
         return f"({self._grammar.text(tag)})?" if tag else ""
-
-    def _head(self, name: str) -> str:
-        """A regular expression of a call without a mark, up to its arguments."""
-        opening = pattern_of(self._format.begin + self._format.opening)
-        middle = pattern_of(self._format.middle).removesuffix(r"\s*")
-        return rf"\s*{opening}{re.escape(name)}{middle}"
 
     def _objects(self) -> list[str]:
         """The calls as JSON objects, if they are some."""
