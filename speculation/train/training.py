@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.file import HeadsInfo
-from speculation.train import TrainError
 from speculation.train.params import TrainingParams
 from speculation.train.ranks import Ints, ranks_of
 from speculation.train.sequences import Batch, Sequences, batches, draft_vocab
@@ -150,8 +149,6 @@ def train(trainer: Trainer, progress: Callable[[int, int, float], None]) -> Ints
     AdamW with gradient clipping. ``progress(step, n_steps, loss)`` is called after each step.
     """
     params = trainer.params
-    if not trainer.items:
-        raise TrainError("the data has no token to train on; give longer texts")
     n_steps = max(1, math.ceil(params.epochs * len(trainer.items) / params.batch))
     weights = [p for p in trainer.head.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=params.rate, weight_decay=0.0)
