@@ -24,9 +24,9 @@ from speculation.chat.tools import (
     ToolChoice,
     checked_tools,
     chosen,
-    is_strict,
     listed,
     referred,
+    strict_names,
     types_of,
 )
 from speculation.json_schema import followed, tell
@@ -236,11 +236,12 @@ class _Calls:
     ) -> None:
         self._grammar, self._format = grammar, format_
         self._parallel = parallel and format_.between is not None
+        strict = strict_names(tools)
         self._schemas = {
             f["name"]: _Whole(
                 {"type": "object", **f["parameters"]},
                 f"the parameters of tool {f['name']}",
-                is_strict(tools, f["name"]),
+                f["name"] in strict,
             )
             for f in functions
         }

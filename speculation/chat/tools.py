@@ -108,13 +108,10 @@ def _named(functions: Sequence[Mapping[str, Any]], entry: Any) -> Mapping[str, A
     raise InvalidParameter(f"tool_choice names {name!r:.80}, which is not among the tools")
 
 
-def is_strict(tools: Sequence[Tool], name: str) -> bool:
-    """Whether a tool asks that no part of its schema is left out."""
-    return any(
-        tool["function"].get("strict") is True
-        for tool in tools
-        if tool.get("type", "function") == "function" and tool["function"]["name"] == name
-    )
+def strict_names(tools: Sequence[Tool]) -> set[str]:
+    """The tools that ask that no part of their schemas is left out. They have been checked."""
+    functions = [tool["function"] for tool in tools if tool.get("type", "function") == "function"]
+    return {function["name"] for function in functions if function.get("strict") is True}
 
 
 def parameter_types(tools: Sequence[Tool]) -> dict[str, dict[str, frozenset[str]]]:
