@@ -81,15 +81,6 @@ class Results:
     curves: list[Curve] = field(default_factory=list)
     complete: bool = False
 
-    def add(self, item: Sequence[Run] | Skipped | Curve) -> None:
-        """Add a round of runs, a skipped turn, or a curve."""
-        if isinstance(item, Skipped):
-            self.skipped.append(item)
-        elif isinstance(item, Curve):
-            self.curves.append(item)
-        else:
-            self.runs += item
-
 
 def first_difference(ar_tokens: Sequence[int], tokens: Sequence[int]) -> int | None:
     """Index of the first token that differs, or None. The end of the shorter text counts."""

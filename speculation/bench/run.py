@@ -62,7 +62,7 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
     """
     engine.prepare()
     for prompt in prompts:
-        tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan)
+        tokens = prompt_tokens(engine, [{"role": "user", "content": prompt.turns[0]}], plan)
         if _too_long(engine, tokens, plan) is None:
             with engine.resources.memory.paused():
                 for method in plan.methods:
@@ -86,7 +86,7 @@ def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[l
     for prompt in prompts:
         conversation: list[Message] = []
         for turn, text in enumerate(prompt.turns, start=1):
-            conversation.append(_user(text))
+            conversation.append({"role": "user", "content": text})
             tokens = prompt_tokens(engine, conversation, plan)
             reason = _too_long(engine, tokens, plan)
             if reason is not None:  # later turns are longer still
@@ -94,6 +94,7 @@ def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[l
                     yield Skipped(prompt.turn_id(later), prompt.category, reason)
                 break
             baseline: Sequence[int] = ()  # plain decoding's tokens
+            reply = ""
             for repeat in range(plan.repeat):
                 with memory.paused():
                     done = {
@@ -101,21 +102,24 @@ def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[l
                         for method in plan.rotated(n_rounds)
                     }
                 n_rounds += 1
-                # Later repeats of plain decoding are compared with the first as well.
-                baseline = baseline or done[BASELINE].token_ids
+                if not repeat:  # later ones of plain decoding are compared with the first as well
+                    baseline, reply = done[BASELINE].token_ids, done[BASELINE].text
                 yield [
-                    _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
+                    Run(
+                        method=str(method),
+                        prompt_id=prompt.turn_id(turn),
+                        category=prompt.category,
+                        repeat=repeat,
+                        tokens=written.token_ids,
+                        finish_reason=written.finish_reason,
+                        stats=written.stats,
+                        first_difference=_difference(engine, baseline, written),
+                    )
                     for method in plan.methods
+                    for written in (done[str(method)],)
                 ]
             memory.remember([*tokens, *baseline])
-            conversation.append({"role": "assistant", "content": reply_text(engine, baseline)})
-
-
-def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
-    """The text of a reply from its token ids, without end-of-generation tokens."""
-    model = engine.model
-    text = [token for token in tokens if token not in model.ends]
-    return model.detokenize(text).decode("utf-8", "replace")
+            conversation.append({"role": "assistant", "content": reply})
 
 
 def prompt_tokens(engine: Engine, conversation: Sequence[Message], plan: Plan) -> list[int]:
@@ -158,26 +162,6 @@ def generate(
     return engine.generate(tokens, method=method, sampling=sampling, max_tokens=n_predict).run()
 
 
-def _as_run(
-    engine: Engine,
-    prompt: Prompt,
-    turn: int,
-    repeat: int,
-    baseline: Sequence[int],
-    done: Text,
-) -> Run:
-    return Run(
-        method=str(done.method),
-        prompt_id=prompt.turn_id(turn),
-        category=prompt.category,
-        repeat=repeat,
-        tokens=done.token_ids,
-        finish_reason=done.finish_reason,
-        stats=done.stats,
-        first_difference=_difference(engine, baseline, done),
-    )
-
-
 def _difference(engine: Engine, baseline: Sequence[int], done: Text) -> Difference | None:
     """Where the text diverges from ``baseline``, plain decoding's token ids."""
     index = first_difference(baseline, done.token_ids)
@@ -199,7 +183,3 @@ def _too_long(engine: Engine, tokens: Sequence[int], plan: Plan) -> str | None:
         f"{len(tokens)} prompt tokens plus --n-predict {plan.n_predict} exceed the context of "
         f"{n_ctx}; raise --ctx to {needed} or lower --n-predict"
     )
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
