@@ -119,8 +119,6 @@ class Store:
         n, before = 0, (self._clock() - KEEP_DELETED,)
         for table in ("turns", "chats"):
             n += db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", before).rowcount
-        for index in ("titles", "texts") if n else ():  # they keep words until they are merged
-            db.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
         return n
 
     @_runs
@@ -315,7 +313,7 @@ class Store:
 
     @_runs
     def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
-        """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
+        """Titles, then turns, latest first, with all words of ``text``."""
         return search.find(db, owner, text, limit)
 
     # Presets
