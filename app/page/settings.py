@@ -75,13 +75,12 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse(error: ValidationError, name: str = "") -> NoReturn:
+def _refuse(error: ValidationError, prefix: str = "") -> NoReturn:
     first = error.errors(include_url=False)[0]
+    name, message = first["loc"][:1], f"is {first['input']!r:.40}: {first['msg']}"
     if first["type"] == "value_error":  # of SamplingParams
-        message = str(first["ctx"]["error"])
-    else:
-        message = f"is {first['input']!r:.40}: {first['msg']}"
-    raise InvalidSetting(name or str(first["loc"][0]), message) from error
+        name, message = first["ctx"]["error"].settings[:1], str(first["ctx"]["error"])
+    raise InvalidSetting((prefix + str(*name)).rstrip("."), message) from error
 
 
 def _method(found: Settings, methods: Collection[MethodInfo]) -> str:
@@ -116,15 +115,8 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("seed", RANDOM) == RANDOM:
         # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
         given["seed"] = random.randrange(2**32 - 1) if given.get("temperature") else 0
-    found = {}
-    for name, value in given.items():
-        found[name] = getattr(_checked({name: value}, f"sampling.{name}"), name)
-    _checked(found, "sampling")  # some exclude each other
-    return found
-
-
-def _checked(sampling: Mapping[str, Any], name: str) -> SamplingParams:
     try:
-        return _SAMPLING.validate_python(sampling)
+        found = _SAMPLING.validate_python(given)
     except ValidationError as error:
-        _refuse(error, name)
+        _refuse(error, "sampling.")
+    return {name: getattr(found, name) for name in given}
