@@ -34,44 +34,47 @@ _TASK = re.compile(r"\[([ xX])\] ")
 class Marks:
     """Which characters were drafted.
 
-    runs   for each character, the number of its run of drafted tokens; 0 if not drafted
-    sizes  the number of tokens in each run; sizes[0] is unused
-
-    >>> Marks.of([("a", False), ("b", True), ("cd", True)])
-    Marks(runs=[0, 1, 1, 1], sizes=[0, 2])
+    runs  [characters, tokens] of the text: a plain run, a drafted one, and so on in turn
+    ends  where in the text each of them ends
     """
 
-    runs: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=lambda: [0])
-    _is_drafted: bool = field(default=False, repr=False)  # the last token
+    runs: list[list[int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pieces: Iterable[tuple[str, bool]]) -> Marks:
+    def of(cls, runs: Iterable[Sequence[int]], n_characters: int) -> Marks:
+        """The marks with these runs, of a text that may be cut after so many characters."""
         marks = cls()
-        for text, is_drafted in pieces:
-            marks.add(len(text), is_drafted)
+        for number, (n, n_tokens) in enumerate(runs):
+            marks.add(min(n, n_characters), number % 2 == 1, n_tokens)
+            n_characters -= min(n, n_characters)
         return marks
 
     def add(self, n_characters: int, is_drafted: bool, n_tokens: int = 1) -> None:
-        """Add tokens to the end of the text."""
-        if is_drafted and not self._is_drafted:
-            self.sizes.append(0)
-        self._is_drafted = is_drafted
-        if is_drafted:
-            self.sizes[-1] += n_tokens
-        self.runs += [len(self.sizes) - 1 if is_drafted else 0] * n_characters
+        """Add tokens to the end of the text.
+
+        >>> marks = Marks()
+        >>> for n, is_drafted in ((1, False), (1, True), (2, True)): marks.add(n, is_drafted)
+        >>> marks
+        Marks(runs=[[1, 1], [3, 2]], ends=[1, 4])
+        """
+        while not self.runs or (len(self.runs) % 2 == 0) != is_drafted:
+            self.ends.append(self.ends[-1] if self.ends else 0)
+            self.runs.append([0, 0])
+        self.runs[-1][0] += n_characters
+        self.runs[-1][1] += n_tokens
+        self.ends[-1] += n_characters
 
     def run_at(self, offset: int) -> int:
-        """The run of a character; 0 beyond the text, where completion added some."""
-        return self.runs[offset] if offset < len(self.runs) else 0
+        """The number of a character's run; 0 if it was not drafted, or is beyond the text, where
+        completion added some."""
+        number = bisect(self.ends, offset)
+        return number if number % 2 and number < len(self.runs) else 0
 
     @property
     def last_start(self) -> int:
         """Where a run that ends the text begins, as it may still grow; else the text's length."""
-        at = len(self.runs)
-        while at and self.runs[at - 1] and self.runs[at - 1] == self.runs[-1]:
-            at -= 1
-        return at
+        return ([0, 0] + self.ends)[-2 if len(self.runs) % 2 == 0 else -1]
 
 
 def render_blocks(text: str, marks: Marks | None = None, at: int = 0) -> list[str]:
@@ -308,7 +311,7 @@ def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
         zip(at, text, strict=True), key=lambda pair: marks.run_at(first + pair[0])
     ):
         html = escape("".join(char for _, char in group))
-        parts.append(_drafted(html, marks.sizes[run]) if run else html)
+        parts.append(_drafted(html, marks.runs[run][1]) if run else html)
     return "".join(parts)
 
 
@@ -321,7 +324,7 @@ def _unit(html: str, at: Sequence[int] | None, env: Env) -> str:
     drafted = [run for run in runs if run]
     if 2 * len(drafted) <= len(runs):
         return html
-    return _drafted(html, marks.sizes[max(drafted, key=drafted.count)])
+    return _drafted(html, marks.runs[max(drafted, key=drafted.count)][1])
 
 
 def _drafted(html: str, n_tokens: int) -> str:
