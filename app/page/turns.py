@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.page.files import size_of
 from app.page.markdown import Growing, render_blocks
 from app.page.reply import Reply
 from app.store import Chat, Turn
@@ -120,3 +119,11 @@ def chat_json(chat: Chat, running: int | None, *, is_incognito: bool = False) ->
         "running": running,
         "incognito": is_incognito,
     }
+
+
+def size_of(text: str) -> str:
+    """The size of a text in UTF-8, such as ``12 kB``."""
+    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if n_bytes < 1000:
+        return f"{n_bytes} B"
+    return f"{n_bytes / 1e3:.0f} kB" if n_bytes < 999_500 else f"{n_bytes / 1e6:.1f} MB"

@@ -7,7 +7,8 @@ import base64
 import pytest
 
 from app.page.chats import Chats
-from app.page.files import size_of, with_files
+from app.page.prompt import with_files
+from app.page.turns import size_of
 from tests.support.fake_backend import DONE
 from tests.support.page import Page, Written, said
 
