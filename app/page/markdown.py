@@ -74,7 +74,7 @@ class Marks:
     @property
     def last_start(self) -> int:
         """Where a run that ends the text begins, as it may still grow; else the text's length."""
-        return ([0, 0] + self.ends)[-2 if len(self.runs) % 2 == 0 else -1]
+        return [0, 0, *self.ends][-2 if len(self.runs) % 2 == 0 else -1]
 
 
 def render_blocks(text: str, marks: Marks | None = None, at: int = 0) -> list[str]:

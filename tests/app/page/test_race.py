@@ -42,9 +42,7 @@ def result_of(backend: FakeBackend, *methods: str, rounds: int, **more: object) 
 
 
 def running(n: int, n_rounds: int, method: str, n_tokens: int) -> Json:
-    return {
-        "progress": {"round": n, "n_rounds": n_rounds, "method": method, "n_tokens": n_tokens}
-    }
+    return {"progress": {"round": n, "n_rounds": n_rounds, "method": method, "n_tokens": n_tokens}}
 
 
 def test_methods_run_in_turn_without_the_memory_and_the_median_counts() -> None:
