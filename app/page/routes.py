@@ -13,22 +13,23 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Query, Request, Response
 from pydantic import Base64Bytes, BaseModel, Field
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from app.api.body import Limited
-from app.api.errors import ApiError
+from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import while_connected
 from app.page import steps
 from app.page.apart import Apart, Unreadable
-from app.page.chats import LEAF, MOST_TURNS, Ask, Chats, settings_of
+from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
 from app.page.feed import encoded
 from app.page.imported import chats_of
 from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.threads import as_api_errors, in_store, while_shown
-from app.store import Hit, Turn
+from app.page.settings import read_settings
+from app.page.threads import in_store, while_shown
+from app.store import Hit, NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
@@ -87,6 +88,11 @@ Rounds = Annotated[int, Body(ge=1, le=20)]
 
 
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
+    @app.exception_handler(StoreError)
+    async def refused(http: Request, error: StoreError) -> JSONResponse:
+        status = 404 if isinstance(error, NoSuchChat) else 507
+        return JSONResponse(error_body(str(error), status), status)
+
     app.state.owners = owners
     apart = Apart()
     app.include_router(_routes(chats, owners, apart))
@@ -159,7 +165,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def new_chat(
         owner: Owner, settings: Settings = None, incognito: Annotated[bool, Body()] = False
     ) -> Response:
-        settings_of(settings or {}, backend)
+        read_settings(settings or {}, backend.methods())
         return as_json(await chats.new(owner, settings or {}, incognito=incognito))
 
     @router.get("/chats/{chat}")
@@ -179,8 +185,8 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         is_pinned: Annotated[bool | None, Body()] = None,
         settings: Settings = None,
     ) -> Response:
-        settings_of(settings or {}, backend)
-        changed = {"title": title, "is_pinned": is_pinned, "settings": settings}
+        read_settings(settings or {}, backend.methods())
+        changed: Json = {"title": title, "is_pinned": is_pinned, "settings": settings}
         return as_json(
             await chats.change(chat, lambda store: store.change_chat(chat, owner, **changed))
         )
@@ -320,7 +326,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         name: Annotated[str, Body(min_length=1, max_length=200)],
         settings: Annotated[Json, Body()],
     ) -> Response:
-        settings_of(settings, backend)
+        read_settings(settings, backend.methods())
         saved = await in_store(store, lambda: store.save_preset(owner, name, settings))
         return as_json(asdict(saved))
 
@@ -342,8 +348,7 @@ def _imports(chats: Chats, apart: Apart) -> APIRouter:
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
             read = await while_connected(http, apart.read(chats_of, await http.body()))
-            with as_api_errors():
-                found = await asyncio.to_thread(chats.add, owner, read)
+            found = await asyncio.to_thread(chats.add, owner, read)
         except Unreadable as error:
             raise ApiError(f"Cannot import this file: {error}.") from error
         told = [chats.tell(chat) for chat in found.chats]

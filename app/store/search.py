@@ -22,8 +22,8 @@ class _Bases(dict[int, str]):
 
     def __missing__(self, number: int) -> str:
         char = chr(number)
-        first, *accents = normalize("NFD", char)
-        small = (first if all(map(combining, accents)) else char).lower()
+        parts = normalize("NFD", char)
+        small = (parts[0] if all(map(combining, parts[1:])) else char).lower()
         self[number] = small if len(small) == 1 else char
         return self[number]
 
