@@ -369,10 +369,11 @@ class Store:
 
     # Export and import
 
-    def export(self, owner: str, chat: str | None = None) -> Iterator[dict[str, Any]]:
-        """A chat, or all of the owner's, each with all of its turns and their steps."""
-        chats = self._ids(owner) if chat is None else [self.chat(chat, owner).id]
-        return (self._export(one, owner) for one in chats)
+    def export_json(self, owner: str, chat: str | None = None) -> Iterator[str]:
+        """A chat, or all of the owner's, each with all of its turns and their steps, as a JSON file
+        in parts. The store is asked for each chat when its part comes."""
+        ids = self._ids(owner) if chat is None else [chat]
+        yield from exports.as_json(self._export(one, owner) for one in ids)
 
     @_runs
     def _ids(self, db: Connection, owner: str) -> list[str]:
@@ -383,10 +384,6 @@ class Store:
     def _export(self, db: Connection, chat: str, owner: str) -> dict[str, Any]:
         found = get_chat(db, chat, owner, deleted=True)  # deleted since the first was exported
         return exports.as_dict(found, live_turns(db, chat), steps_of(db, chat))
-
-    def export_json(self, owner: str, chat: str | None = None) -> Iterator[str]:
-        """The same as a JSON file, in parts."""
-        return exports.as_json(self.export(owner, chat))
 
     @_runs
     def as_markdown(self, db: Connection, chat: str, owner: str) -> str:
