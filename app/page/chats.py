@@ -20,7 +20,7 @@ from app.page.reply import Reply
 from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
 from app.page.threads import in_store, while_shown
-from app.page.turns import chat_json, reply_fields, turn_json
+from app.page.turns import reply_fields, turn_json
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
@@ -77,8 +77,12 @@ class Chats:
     # Chats
 
     def as_json(self, chat: Chat) -> Json:
-        is_incognito = chat.id in self._incognito
-        return chat_json(chat, self.jobs.running(chat.id), is_incognito=is_incognito)
+        names = ("id", "title", "changed_at", "is_pinned", "settings", "leaf")
+        return {
+            **{name: getattr(chat, name) for name in names},
+            "running": self.jobs.running(chat.id),
+            "incognito": chat.id in self._incognito,
+        }
 
     def tell(self, chat: Chat) -> Json:
         """Publish a chat of the list, and return it. An incognito chat is in no list."""

@@ -29,7 +29,7 @@ from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
 from app.page.settings import read_settings
 from app.page.threads import in_store, while_shown
-from app.store import Hit, NoSuchChat, StoreError, Turn
+from app.store import NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
@@ -159,7 +159,15 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
         hits = await in_store(store, lambda: store.search(owner, q))
-        return as_json({"hits": [hit_json(chats, hit) for hit in hits]})
+        told = [
+            {
+                "chat": chats.as_json(hit.chat),
+                "turn": hit.turn,
+                "snippet": re.split("[\x02\x03]", hit.snippet),
+            }
+            for hit in hits
+        ]
+        return as_json({"hits": told})
 
     @router.post("/chats")
     async def new_chat(
@@ -397,11 +405,6 @@ async def _files(
         else:
             raise ApiError(f"the message has no file {file.kept}", param=f"files[{number}].kept")
     return found
-
-
-def hit_json(chats: Chats, hit: Hit) -> Json:
-    snippet = re.split("[\x02\x03]", hit.snippet)
-    return {"chat": chats.as_json(hit.chat), "turn": hit.turn, "snippet": snippet}
 
 
 def status_json(status: Status, model: Json | None) -> Json:

@@ -10,10 +10,15 @@ from typing import Any
 
 from app.page.markdown import Growing, render_blocks
 from app.page.reply import Reply
-from app.store import Chat, Turn
+from app.store import Turn
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
 PARTS = ("reasoning", "answer")
+# The fields of a reply that are shown as they are.
+_SHOWN = (
+    *("method", "model", "n_ctx", "n_context", "n_left_out", "reads_from"),
+    *("sentence", "figures", "cells", "error"),
+)
 
 
 class Shown:
@@ -87,37 +92,14 @@ def turn_json(
 def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
     """What is shown of a reply beside its blocks."""
     is_running = state == "running"
+    is_cut_short = reply.is_cut_short or state == "interrupted"
     return {
+        **{name: getattr(reply, name) for name in _SHOWN},
         "state": state,
         "text": "" if is_running else reply.answer,
         "notice": INTERRUPTED if state == "interrupted" else reply.notice,
-        "error": reply.error,
-        "can_continue": (
-            not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")
-        ),
-        "sentence": reply.sentence,
-        "figures": reply.figures,
-        "cells": reply.cells,
-        "n_context": reply.n_context,
-        "n_left_out": reply.n_left_out,
-        "reads_from": reply.reads_from,
-        "n_ctx": reply.n_ctx,
-        "method": reply.method,
-        "model": reply.model,
+        "can_continue": not is_running and bool(reply.text) and is_cut_short,
         "seconds_thinking": round(reply.seconds_thinking, 1),
-    }
-
-
-def chat_json(chat: Chat, running: int | None, *, is_incognito: bool = False) -> dict[str, Any]:
-    return {
-        "id": chat.id,
-        "title": chat.title,
-        "changed_at": chat.changed_at,
-        "is_pinned": chat.is_pinned,
-        "settings": chat.settings,
-        "leaf": chat.leaf,
-        "running": running,
-        "incognito": is_incognito,
     }
 
 

@@ -406,13 +406,14 @@ class Store:
     @_runs
     def _add(self, db: Connection, owner: str, found: imports.Found) -> Chat | None:
         """Add a chat; None if it is there already, or was deleted and is now restored."""
+        origin = imports.origin(found.source, found.turns)
         rows = db.execute(
             "SELECT id, owner, origin FROM chats WHERE id = ? OR (owner = ? AND origin = ?)",
-            (found.chat.id, owner, found.origin),
+            (found.chat.id, owner, origin),
         ).fetchall()
         for row in (row for row in rows if row["owner"] == owner):
             turns = live_turns(db, row["id"])
-            if found.origin in (row["origin"], imports.origin(found.source, turns)):
+            if origin in (row["origin"], imports.origin(found.source, turns)):
                 set_fields(db, "chats", row["id"], deleted_at=None)
                 return None
         is_free = found.chat.id and all(row["id"] != found.chat.id for row in rows)
@@ -422,7 +423,7 @@ class Store:
             owner=owner,
             title=found.chat.title or title_of(found.turns),
         )
-        insert_chat(db, chat, found.turns, found.steps, found.origin)
+        insert_chat(db, chat, found.turns, found.steps, origin)
         self._drop_steps(db)
         return get_chat(db, chat.id, owner)
 
