@@ -19,8 +19,7 @@ from app.page.race import Races
 from app.page.reply import Reply
 from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
-from app.page.threads import in_store, while_shown
-from app.page.turns import reply_fields, turn_json
+from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
@@ -95,7 +94,7 @@ class Chats:
 
     async def new(self, owner: str, settings: Mapping[str, Any], *, incognito: bool) -> Json:
         store = self._fleeting if incognito else self.kept
-        chat = await in_store(store, lambda: store.new_chat(owner, settings))
+        chat = await store.transaction(lambda: store.new_chat(owner, settings))
         if incognito:
             self._incognito.add(chat.id)
         return self.tell(chat)
@@ -103,7 +102,7 @@ class Chats:
     async def change(self, chat: str, change: Callable[[Store], Chat]) -> Json:
         """Change a chat, but not its turns, and tell of it."""
         store = self.store_of(chat)
-        return self.tell(await in_store(store, lambda: change(store)))
+        return self.tell(await store.transaction(lambda: change(store)))
 
     async def delete(self, owner: str, chat: str) -> None:
         """Delete a chat, and stop its reply."""
@@ -112,7 +111,7 @@ class Chats:
 
     async def duplicate(self, owner: str, chat: str, turn: int) -> Json:
         store = self.store_of(chat)
-        copy = await in_store(store, lambda: store.duplicate(chat, owner, turn))
+        copy = await store.transaction(lambda: store.duplicate(chat, owner, turn))
         if chat in self._incognito:
             self._incognito.add(copy.id)
         return self.tell(copy)
@@ -137,7 +136,7 @@ class Chats:
             path = store.path(chat, owner, before=before, limit=limit)
             return store.chat(chat, owner), path
 
-        found, path = await in_store(store, read)
+        found, path = await store.transaction(read)
         return {
             "chat": self.as_json(found),
             "turns": await as_json(path, live),
@@ -149,7 +148,7 @@ class Chats:
 
     async def turn(self, owner: str, turn: int) -> Turn:
         store = self.store_of_turn(turn)
-        return await in_store(store, lambda: store.turn(turn, owner))
+        return await store.transaction(lambda: store.turn(turn, owner))
 
     async def choose(self, owner: str, turn: int) -> Json:
         """Show the branch of a turn."""
@@ -165,7 +164,7 @@ class Chats:
     async def restore_turn(self, owner: str, turn: int) -> Json:
         """Undo the deletion of a turn."""
         store = self.store_of_turn(turn)
-        chat = await in_store(store, lambda: store.restore_turn(turn, owner))
+        chat = await store.transaction(lambda: store.restore_turn(turn, owner))
         return await self._branch(owner, await self.turn(owner, turn), lambda _: chat)
 
     async def _branch(self, owner: str, turn: Turn, change: Callable[[Store], Chat]) -> Json:
@@ -178,7 +177,7 @@ class Chats:
             ids = [turn.id for turn, _ in path]
             return found, path[ids.index(after) + 1 if after in ids else 0 :][-MOST_TURNS:]
 
-        found, path = await in_store(store, read)
+        found, path = await store.transaction(read)
         first = path[0][0].parent if path else after
         told = {
             "chat": chat,
@@ -296,7 +295,7 @@ class Chats:
             return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
-            job, path, found = await in_store(store, prepare)
+            job, path, found = await store.transaction(prepare)
             await while_shown(lambda: job.shown.update(job.reply))
             turns = await as_json(path, {job.turn: job.as_json()})
             after = turns[0]["parent"]
@@ -333,7 +332,7 @@ class Chats:
             path = store.path(chat, ask.owner, leaf=turn)
             return store.chat(chat, ask.owner), [one for one, _ in path]
 
-        kept, turns = await in_store(store, read)
+        kept, turns = await store.transaction(read)
         while turns and turns[-1].role != "user":
             turns.pop()
         if not turns:
@@ -366,7 +365,7 @@ class Chats:
 
     async def _tell_end(self, job: Job) -> None:
         try:
-            chat = await in_store(job.store, lambda: job.store.chat(job.chat, job.owner))
+            chat = await job.store.transaction(lambda: job.store.chat(job.chat, job.owner))
         except StoreError:  # it was deleted meanwhile
             return
         self.tell(chat)

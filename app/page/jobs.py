@@ -21,8 +21,7 @@ from app.page.feed import Feed
 from app.page.prompt import Prompt
 from app.page.reply import Reply
 from app.page.speeds import Speeds
-from app.page.threads import in_store, while_shown
-from app.page.turns import Shown, reply_fields
+from app.page.turns import Shown, reply_fields, while_shown
 from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
 from app.worker.backend import Backend
@@ -222,7 +221,7 @@ class Jobs:
             await asyncio.sleep(SAVE_SECONDS)
         if kept_steps and not self._is_closed:
             with suppress(StoreError):  # the text is kept, and that is what counts
-                await in_store(job.store, lambda: job.store.save_steps(job.turn, kept_steps))
+                await job.store.transaction(lambda: job.store.save_steps(job.turn, kept_steps))
 
     def _summed_up(self, job: Job) -> bytes:
         """Say in the reply what came of its drafts; returns its steps as they are kept."""
@@ -250,7 +249,7 @@ class Jobs:
             job.has_unsaved, trouble = False, ""
             kept = job.reply.text, job.reply.as_json(), state
             try:
-                await in_store(job.store, lambda: job.store.save_reply(job.turn, *kept))
+                await job.store.transaction(lambda: job.store.save_reply(job.turn, *kept))
             except NoSuchChat:
                 log.warning("turn %d was deleted while it was written", job.turn)
             except StoreError as error:

@@ -28,7 +28,7 @@ from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
 from app.page.settings import read_settings
-from app.page.threads import in_store, while_shown
+from app.page.turns import while_shown
 from app.store import NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
@@ -125,7 +125,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     async def state(http: Request) -> Response:
         response = Response()
         owner, shown, seq = owners.ensure_cookie(http, response), status(), feed.seq
-        presets = await in_store(store, lambda: store.presets(owner))
+        presets = await store.transaction(lambda: store.presets(owner))
         found = {
             "owner": owner,
             "status": shown,
@@ -153,12 +153,12 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         before: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
-        found = await in_store(store, lambda: store.chats(owner, before=before, limit=limit))
+        found = await store.transaction(lambda: store.chats(owner, before=before, limit=limit))
         return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits = await in_store(store, lambda: store.search(owner, q))
+        hits = await store.transaction(lambda: store.search(owner, q))
         told = [
             {
                 "chat": chats.as_json(hit.chat),
@@ -219,10 +219,10 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         owner: Owner, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
     ) -> Response:
         kept = chats.store_of(chat)
-        title = (await in_store(kept, lambda: kept.chat(chat, owner))).title
+        title = (await kept.transaction(lambda: kept.chat(chat, owner))).title
         name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
         if kind == "md":
-            text = await in_store(kept, lambda: kept.as_markdown(chat, owner))
+            text = await kept.transaction(lambda: kept.as_markdown(chat, owner))
             return _download(iter([text]), f"{name}.md", "text/markdown")
         return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
 
@@ -296,7 +296,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
         store = chats.store_of_turn(turn)
-        kept = await in_store(store, lambda: store.steps(turn, owner))
+        kept = await store.transaction(lambda: store.steps(turn, owner))
         with suppress(ValueError):  # an earlier version's import kept anything
             if kept is not None:
                 shown = await while_shown(lambda: steps.shown(kept))
@@ -335,14 +335,14 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         settings: Annotated[Json, Body()],
     ) -> Response:
         read_settings(settings, backend.methods())
-        saved = await in_store(store, lambda: store.save_preset(owner, name, settings))
+        saved = await store.transaction(lambda: store.save_preset(owner, name, settings))
         return as_json(asdict(saved))
 
     @router.delete("/presets")
     async def delete_preset(
         owner: Owner, preset: Annotated[TurnId, Body(embed=True, alias="id")]
     ) -> Response:
-        await in_store(store, lambda: store.delete_preset(owner, preset))
+        await store.transaction(lambda: store.delete_preset(owner, preset))
         return as_json({})
 
     return router

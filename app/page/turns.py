@@ -5,8 +5,10 @@ Text of the user or the model never becomes HTML.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from app.page.markdown import Growing, render_blocks
 from app.page.reply import Reply
@@ -19,6 +21,9 @@ _SHOWN = (
     *("method", "model", "n_ctx", "n_context", "n_left_out", "reads_from"),
     *("sentence", "figures", "cells", "error"),
 )
+
+T = TypeVar("T")
+_replies = ThreadPoolExecutor(1, "replies")  # one, as they take the interpreter from the rest
 
 
 class Shown:
@@ -46,6 +51,11 @@ class Shown:
         """All blocks, as fields of a turn."""
         reasoning, answer = (list(self._parts[part].blocks) for part in PARTS)
         return {"reasoning": reasoning, "blocks": answer}
+
+
+async def while_shown(work: Callable[[], T]) -> T:
+    """What ``work`` returns, which makes HTML or figures of a reply."""
+    return await asyncio.get_running_loop().run_in_executor(_replies, work)
 
 
 def in_javascript(text: str) -> int:

@@ -6,12 +6,12 @@ NoSuchChat is raised as if they did not exist. What was deleted can be restored 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -94,10 +94,9 @@ class Store:
         self._closing = threading.Event()
         threading.Thread(target=self._keep_purging, daemon=True).start()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """What ``work`` returns: calls of this store, in one transaction, for who does not wait
-        here."""
-        return self.database.submit(lambda _: work())
+    async def transaction(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns: calls of this store, all of them in one transaction."""
+        return await asyncio.wrap_future(self.database.submit(lambda _: work()))
 
     def close(self) -> None:
         self._closing.set()
