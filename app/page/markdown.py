@@ -93,15 +93,16 @@ def _blocks(tokens: Sequence[Token], env: Env) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """The lines of a growing block of code that can no longer change.
+@dataclass
+class _Live:
+    """A growing block of code: its lines that can no longer change.
 
-    head   the source before them, which begins the block
-    stack  of the highlighter after them
+    at     where the code begins in the text
+    stack  of the highlighter after the lines
     """
 
-    head: str = ""
+    at: int = 0
+    code: str = ""
     html: str = ""
     stack: Stack = ()
 
@@ -120,9 +121,9 @@ class Growing:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._settled = ""  # the source of the blocks and lines that can no longer change
+        self._settled = ""  # the source of the blocks that can no longer change
         self._n_settled = 0  # the number of these blocks
-        self._lines = _Lines()
+        self._live = _Live()
         self._references: dict[str, Any] = {}  # the targets of links that the settled source has
         self._seen: dict[str, Any] = {}  # those that the blocks were rendered with
 
@@ -133,14 +134,12 @@ class Growing:
         if not text.startswith(self._settled):
             self._begin_anew()
         begin = len(self._settled)
-        tail = self._lines.head + text[begin:]
-        begin -= len(self._lines.head)  # where the tail would begin
+        tail = text[begin:]
         env: Env = {
             "marks": marks,
             "at": at + begin,
-            "live": True,
+            "live": self._live,
             "references": dict(self._references),
-            "lines": self._lines,
         }
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
@@ -148,14 +147,10 @@ class Growing:
             self._begin_anew()  # earlier links may now have a target, or none any more
             return self.update(text, marks, at)
         self._seen = env["references"]
-        n_settled, limit = self._n_settled, min(guessed - 1, marks.last_start - at - begin)
-        cut, end = self._cut(tokens, tail, limit)
+        n_settled = self._n_settled
+        cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - env["at"]))
         blocks = [*self.blocks[:n_settled], *_blocks(tokens, env)]
-        if cut:
-            self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
-            self._lines = _Lines()
-        elif len(tokens) == 1:
-            end, self._lines = _settled_lines(tokens[0], tail, self._lines, limit, env)
+        self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
         if end:
             self._settled = text[: begin + end]
             if self._seen != self._references:
@@ -192,22 +187,6 @@ class Growing:
                 if line + 1 < len(starts) and starts[line] <= limit:
                     return i, starts[line]
         return 0, 0
-
-
-def _settled_lines(
-    token: Token, tail: str, lines: _Lines, limit: int, env: Env
-) -> tuple[int, _Lines]:
-    """Where the lines of a block of code that can still change begin in the source, and those that
-    cannot, which are before ``limit`` there and far from the end; 0 if there are none yet."""
-    at, code = token.meta.get("at"), token.content
-    if token.type != "fence" or not at or len(code) < 2 * MOST_GROWING:
-        return 0, lines
-    most = min(bisect(at, limit), len(code) - MOST_GROWING)
-    n, stack = settled(code, _language(token), lines.stack, most)
-    if not n:
-        return 0, lines
-    html = lines.html + _code_html(code[:n], _language(token), lines.stack, at[:n], env)
-    return at[n], _Lines(lines.head or tail[: at[0]], html, stack)
 
 
 def _with_newlines(text: str) -> str:
@@ -346,12 +325,22 @@ def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, e
 def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
     """A code block with its language and a Copy button."""
     token, language = tokens[index], _language(tokens[index])
-    lines = env.pop("lines", _Lines())
-    html = _code_html(token.content, language, lines.stack, token.meta.get("at"), env)
+    code, at, live = token.content, token.meta.get("at"), _Live()
+    if at and "live" in env:
+        live, begin = env["live"], env["at"] + at[0]
+        if live.at != begin or not code.startswith(live.code):  # it is another block
+            live.at, live.code, live.html, live.stack = begin, "", "", ()
+        code, at = code[len(live.code) :], at[len(live.code) :]
+        if len(code) > 2 * MOST_GROWING:
+            limit = bisect(at, env["marks"].last_start - env["at"])
+            n, stack = settled(code, language, live.stack, min(limit, len(code) - MOST_GROWING))
+            live.html += _code_html(code[:n], language, live.stack, at[:n], env)
+            live.code, live.stack, code, at = live.code + code[:n], stack, code[n:], at[n:]
+    html = live.html + _code_html(code, language, live.stack, at, env)
     name = f"<span>{escape(language)}</span>" if _LANGUAGE.fullmatch(language) else ""
     button = '<button type="button" data-action="copy-code">Copy</button>'
-    code = f"<pre><code>{lines.html}{html}</code></pre>"
-    return f'<div class="code">{code}<span class="actions">{name}{button}</span></div>'
+    shown = f"<pre><code>{html}</code></pre>"
+    return f'<div class="code">{shown}<span class="actions">{name}{button}</span></div>'
 
 
 def _language(token: Token) -> str:
