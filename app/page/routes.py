@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Query, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import Base64Bytes, BaseModel, Field
 from starlette.responses import JSONResponse, StreamingResponse
 
@@ -94,14 +95,12 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
         return JSONResponse(error_body(str(error), status), status)
 
     app.state.owners = owners
-    apart = Apart()
-    app.include_router(_routes(chats, owners, apart))
-    app.include_router(_imports(chats, apart))
+    app.include_router(_routes(chats, owners))
 
 
-def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
+def _routes(chats: Chats, owners: Owners) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
-    store, feed, backend = chats.kept, chats.feed, chats.backend
+    store, feed, backend, apart = chats.kept, chats.feed, chats.backend, Apart()
     watching: list[asyncio.Task[None]] = []
     seen, told = Status(None), status_json(Status(None), None)
 
@@ -345,14 +344,6 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         await store.transaction(lambda: store.delete_preset(owner, preset))
         return as_json({})
 
-    return router
-
-
-def _imports(chats: Chats, apart: Apart) -> APIRouter:
-    """The import, whose bodies may have as many values as they like: another process reads them."""
-    router = APIRouter(prefix="/page", tags=["page"])
-
-    @router.post("/import")
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
             read = await while_connected(http, apart.read(chats_of, await http.body()))
@@ -362,6 +353,8 @@ def _imports(chats: Chats, apart: Apart) -> APIRouter:
         told = [chats.tell(chat) for chat in found.chats]
         return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
 
+    # Its body may have as many values as it likes: another process reads it.
+    router.add_api_route("/import", import_chats, methods=["POST"], route_class_override=APIRoute)
     return router
 
 
