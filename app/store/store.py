@@ -209,7 +209,10 @@ class Store:
         about = {"title": f"{found.title} (copy)", "is_named": True, "is_pinned": False}
         times = {"created_at": now, "changed_at": now}
         copy = Chat(**{**vars(found), **about, **times, "id": new_id(), "leaf": turn})
-        turns = [_ended(one) for one, _ in path_to(db, turn)]
+        turns = [
+            replace(one, state="interrupted") if one.state == "running" else one
+            for one, _ in path_to(db, turn)
+        ]
         insert_chat(db, copy, turns, steps_of(db, chat))
         self._drop_steps(db)
         return get_chat(db, copy.id, owner)
@@ -269,8 +272,8 @@ class Store:
         self, db: Connection, turn: int, text: str, reply: Mapping[str, Any], state: State
     ) -> None:
         """Replace what is kept of a reply. Raises NoSuchChat if there is no such turn."""
-        _check_turn(db, turn)
-        set_fields(db, "turns", turn, text=text, reply=reply, state=state)
+        if not set_fields(db, "turns", turn, text=text, reply=reply, state=state):
+            raise NoSuchChat("turn")
 
     @_runs
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
@@ -347,8 +350,9 @@ class Store:
     @_runs
     def save_steps(self, db: Connection, turn: int, blob: bytes) -> None:
         """Keep a reply's steps, and drop the oldest replies' if all exceed the limit."""
-        _check_turn(db, turn)
-        db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?)", (turn, blob))
+        query = "INSERT OR REPLACE INTO steps SELECT id, ? FROM turns WHERE id = ?"
+        if not db.execute(query, (blob, turn)).rowcount:
+            raise NoSuchChat("turn")
         self._drop_steps(db)
 
     def _drop_steps(self, db: Connection) -> None:
@@ -425,13 +429,3 @@ class Store:
         insert_chat(db, chat, found.turns, found.steps, origin)
         self._drop_steps(db)
         return get_chat(db, chat.id, owner)
-
-
-def _check_turn(db: Connection, turn: int) -> None:
-    """Raise NoSuchChat if there is no such turn."""
-    if db.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is None:
-        raise NoSuchChat("turn")
-
-
-def _ended(turn: Turn) -> Turn:
-    return replace(turn, state="interrupted") if turn.state == "running" else turn
