@@ -17,11 +17,10 @@ from app.page.jobs import Job, Jobs
 from app.page.prompt import Prompt, prompt_of
 from app.page.race import Races
 from app.page.reply import Reply
-from app.page.settings import InvalidSetting, Settings, read_settings
+from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
-from app.page.threads import in_store, while_shown
-from app.page.turns import chat_json, reply_fields, turn_json
-from app.store import Chat, Found, Imported, Store, Turn, default_file
+from app.page.turns import reply_fields, turn_json, while_shown
+from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
 
@@ -77,8 +76,12 @@ class Chats:
     # Chats
 
     def as_json(self, chat: Chat) -> Json:
-        is_incognito = chat.id in self._incognito
-        return chat_json(chat, self.jobs.running(chat.id), is_incognito=is_incognito)
+        names = ("id", "title", "changed_at", "is_pinned", "settings", "leaf")
+        return {
+            **{name: getattr(chat, name) for name in names},
+            "running": self.jobs.running(chat.id),
+            "incognito": chat.id in self._incognito,
+        }
 
     def tell(self, chat: Chat) -> Json:
         """Publish a chat of the list, and return it. An incognito chat is in no list."""
@@ -91,7 +94,7 @@ class Chats:
 
     async def new(self, owner: str, settings: Mapping[str, Any], *, incognito: bool) -> Json:
         store = self._fleeting if incognito else self.kept
-        chat = await in_store(store, lambda: store.new_chat(owner, settings))
+        chat = await store.transaction(lambda: store.new_chat(owner, settings))
         if incognito:
             self._incognito.add(chat.id)
         return self.tell(chat)
@@ -99,18 +102,16 @@ class Chats:
     async def change(self, chat: str, change: Callable[[Store], Chat]) -> Json:
         """Change a chat, but not its turns, and tell of it."""
         store = self.store_of(chat)
-        return self.tell(await in_store(store, lambda: change(store)))
+        return self.tell(await store.transaction(lambda: change(store)))
 
     async def delete(self, owner: str, chat: str) -> None:
         """Delete a chat, and stop its reply."""
         await self.change(chat, lambda store: store.delete_chat(chat, owner))
-        running = self.jobs.running(chat)
-        if running is not None:
-            self.jobs.stop(running)
+        self.jobs.stop(self.jobs.running(chat))
 
     async def duplicate(self, owner: str, chat: str, turn: int) -> Json:
         store = self.store_of(chat)
-        copy = await in_store(store, lambda: store.duplicate(chat, owner, turn))
+        copy = await store.transaction(lambda: store.duplicate(chat, owner, turn))
         if chat in self._incognito:
             self._incognito.add(copy.id)
         return self.tell(copy)
@@ -120,7 +121,7 @@ class Chats:
 
         def fit(one: Found) -> Found:
             try:
-                settings_of(one.chat.settings, self.backend)
+                read_settings(one.chat.settings, self.backend.methods())
             except ApiError:
                 return replace(one, chat=replace(one.chat, settings={}))
             return one
@@ -135,7 +136,7 @@ class Chats:
             path = store.path(chat, owner, before=before, limit=limit)
             return store.chat(chat, owner), path
 
-        found, path = await in_store(store, read)
+        found, path = await store.transaction(read)
         return {
             "chat": self.as_json(found),
             "turns": await as_json(path, live),
@@ -147,7 +148,7 @@ class Chats:
 
     async def turn(self, owner: str, turn: int) -> Turn:
         store = self.store_of_turn(turn)
-        return await in_store(store, lambda: store.turn(turn, owner))
+        return await store.transaction(lambda: store.turn(turn, owner))
 
     async def choose(self, owner: str, turn: int) -> Json:
         """Show the branch of a turn."""
@@ -163,7 +164,7 @@ class Chats:
     async def restore_turn(self, owner: str, turn: int) -> Json:
         """Undo the deletion of a turn."""
         store = self.store_of_turn(turn)
-        chat = await in_store(store, lambda: store.restore_turn(turn, owner))
+        chat = await store.transaction(lambda: store.restore_turn(turn, owner))
         return await self._branch(owner, await self.turn(owner, turn), lambda _: chat)
 
     async def _branch(self, owner: str, turn: Turn, change: Callable[[Store], Chat]) -> Json:
@@ -176,7 +177,7 @@ class Chats:
             ids = [turn.id for turn, _ in path]
             return found, path[ids.index(after) + 1 if after in ids else 0 :][-MOST_TURNS:]
 
-        found, path = await in_store(store, read)
+        found, path = await store.transaction(read)
         first = path[0][0].parent if path else after
         told = {
             "chat": chat,
@@ -203,11 +204,12 @@ class Chats:
         if not (text or files):
             raise ApiError(EMPTY, param="text")
 
-        def said(store: Store) -> int:
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
             above = store.chat(chat, ask.owner).leaf if parent == LEAF else parent
-            return store.add_turn(chat, ask.owner, above, "user", text, files).id
+            said = store.add_turn(chat, ask.owner, above, "user", text, files)
+            return _new_reply(store, said, ask, settings)
 
-        return await self._reply(ask, chat, said, n_new=2)
+        return await self._begin(ask, chat, begun, n_new=2)
 
     async def retry(self, ask: Ask, turn: int) -> Json:
         """Begin another reply to a message, given by itself or by one of its replies."""
@@ -215,7 +217,11 @@ class Chats:
         message = found.id if found.role == "user" else found.parent
         if message is None:
             raise ApiError("this text answers no message, so there is no other reply")
-        return await self._reply(ask, found.chat, lambda _: message, n_new=1)
+
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
+            return _new_reply(store, store.turn(message, ask.owner), ask, settings)
+
+        return await self._begin(ask, found.chat, begun)
 
     async def edit(
         self, ask: Ask, turn: int, text: str, files: Sequence[Mapping[str, Any]] | None
@@ -250,41 +256,32 @@ class Chats:
             store.save_reply(turn, reply.text, reply.as_json(), "running")
             return turn, reply
 
-        return await self._begin(ask, found.chat, begun, n_new=1)
-
-    async def _reply(self, ask: Ask, chat: str, said: Callable[[Store], int], n_new: int) -> Json:
-        """Begin a reply to a message, which is new if ``n_new`` is 2."""
-
-        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
-            reply = Reply(settings.method, thinking=settings.thinking)
-            kept = reply.as_json()
-            turn = store.add_turn(
-                chat, ask.owner, said(store), "assistant", "", (), kept, state="running"
-            )
-            return turn.id, reply
-
-        return await self._begin(ask, chat, begun, n_new)
+        return await self._begin(ask, found.chat, begun)
 
     async def _begin(
         self,
         ask: Ask,
         chat: str,
         begun: Callable[[Store, Settings], tuple[int, Reply]],
-        n_new: int,
+        n_new: int = 1,
     ) -> Json:
         """Start the job of a reply that ``begun`` adds to the chat; the last ``n_new`` turns of its
-        path are new."""
+        path are new. The settings become the chat's."""
         store, owner = self.store_of(chat), ask.owner
 
         def prepare() -> tuple[Job, Branch, Chat]:
-            settings = self._settings(store, chat, ask)
+            kept = store.chat(chat, owner).settings
+            given = kept if ask.settings is None else ask.settings
+            settings = read_settings(given, self.backend.methods())
+            if given != kept:
+                store.change_chat(chat, owner, settings=given)
             last = store.path(chat, owner, limit=2)
-            before = next((turn for turn, _ in reversed(last) if turn.role == "assistant"), None)
+            before = next((turn.reply for turn, _ in last[::-1] if turn.role == "assistant"), {})
             turn, reply = begun(store, settings)
             path = store.path(chat, owner, leaf=turn)
             said = [replace(path[-1][0], text=reply.text)] if reply.text else []
             prompt = prompt_of([one for one, _ in path[:-1]] + said, settings.system)
-            was = Reply.from_json("", before.reply if before is not None else {})
+            was = Reply.from_json("", before)
             left_out = prompt.left_out(was.reads_from, was.n_ctx)
             reply.n_left_out = left_out.n_turns
             reply.reads_from = prompt.first_read(left_out.n_turns)
@@ -298,7 +295,7 @@ class Chats:
             return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
-            job, path, found = await in_store(store, prepare)
+            job, path, found = await store.transaction(prepare)
             await while_shown(lambda: job.shown.update(job.reply))
             turns = await as_json(path, {job.turn: job.as_json()})
             after = turns[0]["parent"]
@@ -307,15 +304,6 @@ class Chats:
             seq = self.feed.seq
             self.jobs.start(job)
             return {"turns": turns, "chat": self.tell(found), "seq": seq}
-
-    def _settings(self, store: Store, chat: str, ask: Ask) -> Settings:
-        """The settings of the chat's next reply, which become the chat's."""
-        kept = store.chat(chat, ask.owner).settings
-        given = kept if ask.settings is None else ask.settings
-        settings = settings_of(given, self.backend)
-        if given != kept:
-            store.change_chat(chat, ask.owner, settings=given)
-        return settings
 
     def _request(
         self, chat: str | None, prompt: Prompt, settings: Settings, ask: Ask
@@ -344,7 +332,7 @@ class Chats:
             path = store.path(chat, ask.owner, leaf=turn)
             return store.chat(chat, ask.owner), [one for one, _ in path]
 
-        kept, turns = await in_store(store, read)
+        kept, turns = await store.transaction(read)
         while turns and turns[-1].role != "user":
             turns.pop()
         if not turns:
@@ -367,7 +355,8 @@ class Chats:
 
         def settings(method: str) -> Settings:
             parameters = given.get("parameters") if method == own else None
-            return settings_of({**given, "method": method, "parameters": parameters}, self.backend)
+            changed = {**given, "method": method, "parameters": parameters}
+            return read_settings(changed, self.backend.methods())
 
         first, second = map(settings, methods)
         prompt = prompt_of(turns, first.system)
@@ -376,10 +365,18 @@ class Chats:
 
     async def _tell_end(self, job: Job) -> None:
         try:
-            chat = await in_store(job.store, lambda: job.store.chat(job.chat, job.owner))
-        except ApiError:  # it was deleted meanwhile
+            chat = await job.store.transaction(lambda: job.store.chat(job.chat, job.owner))
+        except StoreError:  # it was deleted meanwhile
             return
         self.tell(chat)
+
+
+def _new_reply(store: Store, message: Turn, ask: Ask, settings: Settings) -> tuple[int, Reply]:
+    """Add a reply to a message; returns its turn, too."""
+    reply = Reply(settings.method, thinking=settings.thinking)
+    chat, owner, kept = message.chat, ask.owner, reply.as_json()
+    turn = store.add_turn(chat, owner, message.id, "assistant", "", (), kept, "running")
+    return turn.id, reply
 
 
 async def as_json(path: Branch, live: Mapping[int, Json]) -> list[Json]:
@@ -389,11 +386,3 @@ async def as_json(path: Branch, live: Mapping[int, Json]) -> list[Json]:
         return [turn_json(turn, siblings, live.get(turn.id)) for turn, siblings in path]
 
     return await while_shown(shown)
-
-
-def settings_of(values: Mapping[str, Any], backend: Backend) -> Settings:
-    """Settings as ``read_settings`` reads them. Raises ApiError with ``param``, their name."""
-    try:
-        return read_settings(values, backend.methods())
-    except InvalidSetting as error:
-        raise ApiError(str(error), 400, param=error.name) from error

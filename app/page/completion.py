@@ -38,7 +38,7 @@ def completed_inline(markdown: MarkdownIt, text: str, env: MutableMapping[str, A
         return f"{base})"
     ticks = re.findall("`+", base)
     if ticks:
-        last = markdown.parseInline(base + ticks[-1], {**env, "live": False})[0].children or []
+        last = markdown.parseInline(base + ticks[-1], {**env, "live": None})[0].children or []
         if last and last[-1].type == "code_inline":
             return base + str(ticks[-1])
     state = StateInline(base, markdown, env, [])

@@ -21,9 +21,8 @@ from app.page.feed import Feed
 from app.page.prompt import Prompt
 from app.page.reply import Reply
 from app.page.speeds import Speeds
-from app.page.threads import NO_SUCH, in_store, while_shown
-from app.page.turns import Shown, reply_fields
-from app.store import Store
+from app.page.turns import Shown, reply_fields, while_shown
+from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
 from app.worker.backend import Backend
 from app.worker.events import Events, failed
@@ -119,17 +118,13 @@ class Jobs:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
-    def of(self, chat: str) -> Job | None:
-        return self._jobs.get(chat)
-
     def running(self, chat: str) -> int | None:
         """The turn that is being generated in a chat."""
-        job = self.of(chat)
-        return job.turn if job is not None else None
+        return self._jobs[chat].turn if chat in self._jobs else None
 
     def shown(self, chat: str) -> dict[int, dict[str, Any]]:
         """What is shown now of the turn that is being generated, by its id."""
-        job = self.of(chat)
+        job = self._jobs.get(chat)
         return {} if job is None else {job.turn: job.as_json()}
 
     @contextmanager
@@ -156,7 +151,7 @@ class Jobs:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def stop(self, turn: int) -> None:
+    def stop(self, turn: int | None) -> None:
         """Stop the reply ``turn``, if it is being generated."""
         for job in self._jobs.values():
             if job.turn == turn:
@@ -225,8 +220,8 @@ class Jobs:
         while not (await self._save(job, "done") or self._is_closed):
             await asyncio.sleep(SAVE_SECONDS)
         if kept_steps and not self._is_closed:
-            with suppress(ApiError):  # the text is kept, and that is what counts
-                await in_store(job.store, lambda: job.store.save_steps(job.turn, kept_steps))
+            with suppress(StoreError):  # the text is kept, and that is what counts
+                await job.store.transaction(lambda: job.store.save_steps(job.turn, kept_steps))
 
     def _summed_up(self, job: Job) -> bytes:
         """Say in the reply what came of its drafts; returns its steps as they are kept."""
@@ -254,12 +249,11 @@ class Jobs:
             job.has_unsaved, trouble = False, ""
             kept = job.reply.text, job.reply.as_json(), state
             try:
-                await in_store(job.store, lambda: job.store.save_reply(job.turn, *kept))
-            except ApiError as error:
-                if error.status == NO_SUCH:
-                    log.warning("turn %d was deleted while it was written", job.turn)
-                else:
-                    job.has_unsaved, trouble = True, error.message
+                await job.store.transaction(lambda: job.store.save_reply(job.turn, *kept))
+            except NoSuchChat:
+                log.warning("turn %d was deleted while it was written", job.turn)
+            except StoreError as error:
+                job.has_unsaved, trouble = True, str(error)
             if trouble != job.trouble:
                 job.trouble = trouble
                 self._publish(job, {"set": {"error": trouble}})

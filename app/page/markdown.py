@@ -34,44 +34,47 @@ _TASK = re.compile(r"\[([ xX])\] ")
 class Marks:
     """Which characters were drafted.
 
-    runs   for each character, the number of its run of drafted tokens; 0 if not drafted
-    sizes  the number of tokens in each run; sizes[0] is unused
-
-    >>> Marks.of([("a", False), ("b", True), ("cd", True)])
-    Marks(runs=[0, 1, 1, 1], sizes=[0, 2])
+    runs  [characters, tokens] of the text: a plain run, a drafted one, and so on in turn
+    ends  where in the text each of them ends
     """
 
-    runs: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=lambda: [0])
-    _is_drafted: bool = field(default=False, repr=False)  # the last token
+    runs: list[list[int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pieces: Iterable[tuple[str, bool]]) -> Marks:
+    def of(cls, runs: Iterable[Sequence[int]], n_characters: int) -> Marks:
+        """The marks with these runs, of a text that may be cut after so many characters."""
         marks = cls()
-        for text, is_drafted in pieces:
-            marks.add(len(text), is_drafted)
+        for number, (n, n_tokens) in enumerate(runs):
+            marks.add(min(n, n_characters), number % 2 == 1, n_tokens)
+            n_characters -= min(n, n_characters)
         return marks
 
     def add(self, n_characters: int, is_drafted: bool, n_tokens: int = 1) -> None:
-        """Add tokens to the end of the text."""
-        if is_drafted and not self._is_drafted:
-            self.sizes.append(0)
-        self._is_drafted = is_drafted
-        if is_drafted:
-            self.sizes[-1] += n_tokens
-        self.runs += [len(self.sizes) - 1 if is_drafted else 0] * n_characters
+        """Add tokens to the end of the text.
+
+        >>> marks = Marks()
+        >>> for n, is_drafted in ((1, False), (1, True), (2, True)): marks.add(n, is_drafted)
+        >>> marks
+        Marks(runs=[[1, 1], [3, 2]], ends=[1, 4])
+        """
+        while not self.runs or (len(self.runs) % 2 == 0) != is_drafted:
+            self.ends.append(self.ends[-1] if self.ends else 0)
+            self.runs.append([0, 0])
+        self.runs[-1][0] += n_characters
+        self.runs[-1][1] += n_tokens
+        self.ends[-1] += n_characters
 
     def run_at(self, offset: int) -> int:
-        """The run of a character; 0 beyond the text, where completion added some."""
-        return self.runs[offset] if offset < len(self.runs) else 0
+        """The number of a character's run; 0 if it was not drafted, or is beyond the text, where
+        completion added some."""
+        number = bisect(self.ends, offset)
+        return number if number % 2 and number < len(self.runs) else 0
 
     @property
     def last_start(self) -> int:
         """Where a run that ends the text begins, as it may still grow; else the text's length."""
-        at = len(self.runs)
-        while at and self.runs[at - 1] and self.runs[at - 1] == self.runs[-1]:
-            at -= 1
-        return at
+        return [0, 0, *self.ends][-2 if len(self.runs) % 2 == 0 else -1]
 
 
 def render_blocks(text: str, marks: Marks | None = None, at: int = 0) -> list[str]:
@@ -90,15 +93,16 @@ def _blocks(tokens: Sequence[Token], env: Env) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """The lines of a growing block of code that can no longer change.
+@dataclass
+class _Live:
+    """A growing block of code: its lines that can no longer change.
 
-    head   the source before them, which begins the block
-    stack  of the highlighter after them
+    at     where the code begins in the text
+    stack  of the highlighter after the lines
     """
 
-    head: str = ""
+    at: int = 0
+    code: str = ""
     html: str = ""
     stack: Stack = ()
 
@@ -117,9 +121,9 @@ class Growing:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._settled = ""  # the source of the blocks and lines that can no longer change
+        self._settled = ""  # the source of the blocks that can no longer change
         self._n_settled = 0  # the number of these blocks
-        self._lines = _Lines()
+        self._live = _Live()
         self._references: dict[str, Any] = {}  # the targets of links that the settled source has
         self._seen: dict[str, Any] = {}  # those that the blocks were rendered with
 
@@ -130,14 +134,12 @@ class Growing:
         if not text.startswith(self._settled):
             self._begin_anew()
         begin = len(self._settled)
-        tail = self._lines.head + text[begin:]
-        begin -= len(self._lines.head)  # where the tail would begin
+        tail = text[begin:]
         env: Env = {
             "marks": marks,
             "at": at + begin,
-            "live": True,
+            "live": self._live,
             "references": dict(self._references),
-            "lines": self._lines,
         }
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
@@ -145,14 +147,10 @@ class Growing:
             self._begin_anew()  # earlier links may now have a target, or none any more
             return self.update(text, marks, at)
         self._seen = env["references"]
-        n_settled, limit = self._n_settled, min(guessed - 1, marks.last_start - at - begin)
-        cut, end = self._cut(tokens, tail, limit)
+        n_settled = self._n_settled
+        cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - env["at"]))
         blocks = [*self.blocks[:n_settled], *_blocks(tokens, env)]
-        if cut:
-            self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
-            self._lines = _Lines()
-        elif len(tokens) == 1:
-            end, self._lines = _settled_lines(tokens[0], tail, self._lines, limit, env)
+        self._n_settled += sum(one.level == 0 and one.nesting <= 0 for one in tokens[:cut])
         if end:
             self._settled = text[: begin + end]
             if self._seen != self._references:
@@ -189,22 +187,6 @@ class Growing:
                 if line + 1 < len(starts) and starts[line] <= limit:
                     return i, starts[line]
         return 0, 0
-
-
-def _settled_lines(
-    token: Token, tail: str, lines: _Lines, limit: int, env: Env
-) -> tuple[int, _Lines]:
-    """Where the lines of a block of code that can still change begin in the source, and those that
-    cannot, which are before ``limit`` there and far from the end; 0 if there are none yet."""
-    at, code = token.meta.get("at"), token.content
-    if token.type != "fence" or not at or len(code) < 2 * MOST_GROWING:
-        return 0, lines
-    most = min(bisect(at, limit), len(code) - MOST_GROWING)
-    n, stack = settled(code, _language(token), lines.stack, most)
-    if not n:
-        return 0, lines
-    html = lines.html + _code_html(code[:n], _language(token), lines.stack, at[:n], env)
-    return at[n], _Lines(lines.head or tail[: at[0]], html, stack)
 
 
 def _with_newlines(text: str) -> str:
@@ -308,7 +290,7 @@ def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
         zip(at, text, strict=True), key=lambda pair: marks.run_at(first + pair[0])
     ):
         html = escape("".join(char for _, char in group))
-        parts.append(_drafted(html, marks.sizes[run]) if run else html)
+        parts.append(_drafted(html, marks.runs[run][1]) if run else html)
     return "".join(parts)
 
 
@@ -321,7 +303,7 @@ def _unit(html: str, at: Sequence[int] | None, env: Env) -> str:
     drafted = [run for run in runs if run]
     if 2 * len(drafted) <= len(runs):
         return html
-    return _drafted(html, marks.sizes[max(drafted, key=drafted.count)])
+    return _drafted(html, marks.runs[max(drafted, key=drafted.count)][1])
 
 
 def _drafted(html: str, n_tokens: int) -> str:
@@ -343,12 +325,22 @@ def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, e
 def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
     """A code block with its language and a Copy button."""
     token, language = tokens[index], _language(tokens[index])
-    lines = env.pop("lines", _Lines())
-    html = _code_html(token.content, language, lines.stack, token.meta.get("at"), env)
+    code, at, live = token.content, token.meta.get("at"), _Live()
+    if at and "live" in env:
+        live, begin = env["live"], env["at"] + at[0]
+        if live.at != begin or not code.startswith(live.code):  # it is another block
+            live.at, live.code, live.html, live.stack = begin, "", "", ()
+        code, at = code[len(live.code) :], at[len(live.code) :]
+        if len(code) > 2 * MOST_GROWING:
+            limit = bisect(at, env["marks"].last_start - env["at"])
+            n, stack = settled(code, language, live.stack, min(limit, len(code) - MOST_GROWING))
+            live.html += _code_html(code[:n], language, live.stack, at[:n], env)
+            live.code, live.stack, code, at = live.code + code[:n], stack, code[n:], at[n:]
+    html = live.html + _code_html(code, language, live.stack, at, env)
     name = f"<span>{escape(language)}</span>" if _LANGUAGE.fullmatch(language) else ""
     button = '<button type="button" data-action="copy-code">Copy</button>'
-    code = f"<pre><code>{lines.html}{html}</code></pre>"
-    return f'<div class="code">{code}<span class="actions">{name}{button}</span></div>'
+    shown = f"<pre><code>{html}</code></pre>"
+    return f'<div class="code">{shown}<span class="actions">{name}{button}</span></div>'
 
 
 def _language(token: Token) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 
 from app.api.body import Limited
@@ -66,10 +66,6 @@ class Load(BaseModel):
     n_ctx: Annotated[int, NCtx] = 0
     kv_type: KvType | None = None
     exact: bool | None = None
-
-
-class Named(BaseModel):
-    name: str = Field(min_length=1)
 
 
 def _asked(n_ctx: Annotated[int, NCtx] = 0, kv_type: KvType = "f16") -> Wanted:
@@ -252,10 +248,9 @@ class ModelList:
         if status.loading is not None and status.loading.model == name:
             raise ApiError(f"{name} is being loaded; cancel that first", 409)
         try:
-            freed = delete(entry)
+            return delete(entry)
         except (SpeculationError, OSError) as error:
             raise ApiError(str(error), 409, param="name") from error
-        return freed
 
 
 def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
@@ -289,14 +284,16 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         return as_json({})
 
     @router.delete("/files")
-    async def delete_files(owner: Owner, body: Named) -> Response:
+    async def delete_files(
+        owner: Owner, name: Annotated[str, Body(min_length=1, embed=True)]
+    ) -> Response:
         if owner:
             raise ApiError(
                 "This server has several users, so its files are deleted only on its own machine: "
                 "`hf cache` does that.",
                 403,
             )
-        freed = await asyncio.to_thread(models.delete, body.name)
+        freed = await asyncio.to_thread(models.delete, name)
         chats.feed.publish(None, "models", {"changed": True})
         return as_json({"freed": freed})
 

@@ -2,10 +2,8 @@
 
 A speed-up compares with the plain steps of this reply, at their median, if there are LEAST_PLAIN:
 they were taken in the same minute and at the same place of the context. The reply's own time has
-them at their median, too, so that a pause does not count. Else it compares with the learnt cost of
-decoding one row, which leaves out sampling, so that the speed-up is a little too low. Neither is a
-plain run of this text, so the sentence says "about". Steps that also decoded other texts tell
-nothing.
+them at their median, too, so that a pause does not count. That is no plain run of this text, so the
+sentence says "about". Steps that also decoded other texts tell nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import NamedTuple
 
 from app.page.steps import milliseconds, n_tokens
 from app.worker.messages import Done, StepRecord
@@ -63,10 +60,10 @@ def outcome(
     message      what the user wrote, to tell what was copied from it
     n_left_out   how many earlier turns the prompt left out
     """
-    plain = _plain(done, records)
+    ratio, plain_step = _plain(records)
     return Outcome(
-        _sentence(done, records, message, plain),
-        tuple(_figures(done, records, plain, n_left_out)),
+        _sentence(done, records, message, ratio),
+        tuple(_figures(done, records, plain_step, n_left_out)),
     )
 
 
@@ -75,33 +72,23 @@ def speed(done: Done) -> float:
     return rate(done.n_tokens, done.n_first, done.decode_seconds)
 
 
-class _Plain(NamedTuple):
-    """What is known of plain decoding: how many times as fast the reply was, 0 if it was too short
-    to tell, and the time of a plain step."""
-
-    ratio: float
-    step: str
-
-
-def _plain(done: Done, records: Sequence[StepRecord]) -> _Plain | None:
+def _plain(records: Sequence[StepRecord]) -> tuple[float, str]:
+    """How many times as fast as plain decoding the reply was, 0 if it is too short to tell; and the
+    time of a plain step."""
     # The first step may also read the end of the prompt.
     steps = [one for one in records[1:] if one.n_texts == 1]
-    n, spent = sum(map(n_tokens, steps)), sum(map(milliseconds, steps))
     own = [one for one in steps if one.n_rows == 1]
-    if len(own) >= LEAST_PLAIN:
-        step = median(one.decode_ms + one.accept_ms for one in own)
-        spent += len(own) * median(map(milliseconds, own)) - sum(map(milliseconds, own))
-        figure = f"{_ms(step)}, the median of {len(own)} in this reply"
-    elif done.decode_ms:
-        step = done.decode_ms[0]
-        figure = f"{_ms(step)}, the learnt cost of a decode"
-    else:
-        return None
+    if len(own) < LEAST_PLAIN:
+        return 0.0, ""
+    n, spent = sum(map(n_tokens, steps)), sum(map(milliseconds, steps))
+    spent += len(own) * median(map(milliseconds, own)) - sum(map(milliseconds, own))
+    step = median(one.decode_ms + one.accept_ms for one in own)
     is_long = n >= LEAST_TOKENS and spent >= LEAST_MS
-    return _Plain(n * step / spent if is_long else 0.0, figure)
+    figure = f"{_ms(step)}, the median of {len(own)} in this reply"
+    return n * step / spent if is_long else 0.0, figure
 
 
-def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _Plain | None) -> str:
+def _sentence(done: Done, records: Sequence[StepRecord], message: str, ratio: float) -> str:
     if not done.n_tokens:
         return "No tokens were written"
     if done.method == BASELINE:
@@ -112,13 +99,13 @@ def _sentence(done: Done, records: Sequence[StepRecord], message: str, plain: _P
         came = _accepted(done, records, message)
     else:
         came = f"0 of {done.n_drafted} drafts were accepted"
-    if plain is None or not plain.ratio:
+    if not ratio:
         return came
-    if round(plain.ratio, 1) == 1.0:
+    if round(ratio, 1) == 1.0:
         return f"About as fast as plain decoding: {came}"
-    if plain.ratio > 1.0:
-        return f"About {times(plain.ratio)} as fast as plain decoding: {came}"
-    return f"Slower than plain decoding, about {times(plain.ratio)} as fast: {came}"
+    if ratio > 1.0:
+        return f"About {times(ratio)} as fast as plain decoding: {came}"
+    return f"Slower than plain decoding, about {times(ratio)} as fast: {came}"
 
 
 def times(ratio: float) -> str:
@@ -170,13 +157,13 @@ def _counts(records: Sequence[StepRecord], message: str) -> Counter[str]:
 
 
 def _figures(
-    done: Done, records: Sequence[StepRecord], plain: _Plain | None, n_left_out: int
+    done: Done, records: Sequence[StepRecord], plain_step: str, n_left_out: int
 ) -> list[tuple[str, str]]:
     found = []
     if speed(done):
         found.append(("Speed", _speed(speed(done))))
-    if plain is not None and done.method != BASELINE:
-        found.append(("A plain step", plain.step))
+    if plain_step and done.method != BASELINE:
+        found.append(("A plain step", plain_step))
     if done.n_steps:
         found.append(("Tokens per step", f"{done.n_tokens / done.n_steps:.1f}"))
     if done.n_drafted:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from app.page.files import with_files
 from app.store import Turn
+from app.store.exports import quoted
 from app.worker.messages import LeftOut
 from speculation.chat.reasoning import answer_of
 
@@ -67,3 +68,11 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
             text = opening + turn.text if is_last else answer_of(turn.text, opening)
             messages.append({"role": "assistant", "content": text})
     return Prompt(tuple(messages), tuple(starts))
+
+
+def with_files(text: str, files: Sequence[Mapping[str, Any]]) -> str:
+    """The message as the model reads it: its text, and each file as a code block. One that
+    ``leads`` comes before the text."""
+    before = [quoted(file["name"], file["text"]) for file in files if file.get("leads", True)]
+    after = [quoted(file["name"], file["text"]) for file in files if not file.get("leads", True)]
+    return "\n\n".join(filter(None, [*before, text, *after])).strip("\n") if files else text

@@ -8,14 +8,13 @@ in the chat.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from statistics import median_low
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.page.feed import Feed
 from app.page.outcome import speed, times
@@ -25,13 +24,13 @@ from batching.cache import common_prefix
 from speculation.drafter import BASELINE
 
 ROUNDS = 3
-INTERVAL = 0.1  # seconds between two Running
+INTERVAL = 0.1  # seconds between two tellings of the progress
 # Of each method, in all rounds together. In half a second, a pause of 20 ms changes a speed by 4%.
 LEAST_TOKENS, LEAST_SECONDS = 64, 0.5
+Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A reply by one of the methods.
 
     tokens  for each token: seconds since the first, its text, and whether it was drafted
@@ -39,42 +38,13 @@ class Run:
     """
 
     method: str
-    tokens: tuple[tuple[float, str, bool], ...]
-    ids: tuple[int, ...]
+    tokens: list[tuple[float, str, bool]]
+    ids: list[int]
     done: Done
 
     @property
     def text(self) -> str:
         return "".join(text for _, text, _ in self.tokens)
-
-    def as_json(self) -> dict[str, Any]:
-        tokens = [[round(seconds, 3), text, drafted] for seconds, text, drafted in self.tokens]
-        return {"method": self.method, "tokens": tokens}
-
-
-@dataclass(frozen=True)
-class Running:
-    """How far the present run is. ``round`` counts from 0 to ``n_rounds - 1``."""
-
-    round: int
-    n_rounds: int
-    method: str
-    n_tokens: int
-
-
-@dataclass(frozen=True)
-class Result:
-    """The end of a race.
-
-    sentence  how many times as fast the second method is as the first: the median of all rounds,
-              and its range; or that the runs were too short
-    texts     whether the texts are the same in every round, or at which token two part
-    played    a run of each method, of the round with the median, to play on one clock
-    """
-
-    sentence: str
-    texts: str
-    played: tuple[Run, Run]
 
 
 def race(
@@ -83,9 +53,17 @@ def race(
     methods: tuple[str, str],
     rounds: int = ROUNDS,
     clock: Callable[[], float] = monotonic,
-) -> Iterator[Running | Result | Failed]:
-    """Let two methods write the reply to ``request`` in turn. Yields Running, then Result or
-    Failed. Ends without a result if a run is stopped.
+) -> Iterator[Json]:
+    """Let two methods write the reply to ``request`` in turn. Yields what is told of it:
+
+    progress  the present run's ``round``, counted from 0 to ``n_rounds - 1``, its ``method``, and
+              the number of its tokens so far
+    error     at the end, if a run failed
+    result    at the end, unless a run failed or was stopped: ``sentence``, how many times as fast
+              the second method is as the first, that is the median of all rounds, and its range, or
+              that the runs were too short; ``texts``, whether they are the same in every round, or
+              at which token two part; ``played``, a run of each method, of the round with the
+              median, to play on one clock
 
     Leaving the loop early stops the run.
     """
@@ -95,7 +73,7 @@ def race(
         pair: dict[int, Run] = {}
         # Each begins in turn: the machine may get slower or quicker meanwhile.
         for i in (0, 1) if number % 2 == 0 else (1, 0):
-            now = Running(number, rounds, methods[i], 0)
+            now = {"round": number, "n_rounds": rounds, "method": methods[i], "n_tokens": 0}
             run = yield from _run(backend, replace(request, method=methods[i]), now, clock)
             if run is None:
                 return
@@ -111,17 +89,21 @@ def race(
         sentence += f" ({slowest} to {fastest} in {rounds} rounds)"
     if any(map(_is_short, zip(*pairs, strict=True))):
         sentence = "Too short for a number"
-    yield Result(sentence, _texts(pairs), pairs[speed_ups.index(middle)])
+    played = [
+        {"method": run.method, "tokens": [[round(at, 3), *token] for at, *token in run.tokens]}
+        for run in pairs[speed_ups.index(middle)]
+    ]
+    yield {"result": {"sentence": sentence, "texts": _texts(pairs), "played": played}}
 
 
 def _run(
-    backend: Backend, request: ChatRequest, now: Running, clock: Callable[[], float]
-) -> Generator[Running | Failed, None, Run | None]:
+    backend: Backend, request: ChatRequest, now: Json, clock: Callable[[], float]
+) -> Generator[Json, None, Run | None]:
     """Write the reply once. Returns None if that failed or was stopped."""
     tokens: list[tuple[float, str, bool]] = []
     ids: list[int] = []
     first = due = 0.0
-    yield now
+    yield {"progress": now}
     with closing(backend.reply(request)) as events:
         for event in events:
             if isinstance(event, Tokens):
@@ -132,11 +114,11 @@ def _run(
                 ids += event.ids
                 if at >= due:
                     due = at + INTERVAL
-                    yield replace(now, n_tokens=len(ids))
+                    yield {"progress": {**now, "n_tokens": len(ids)}}
             elif isinstance(event, Failed):
-                yield event
+                yield {"error": event.message}
             elif isinstance(event, Done) and event.finish_reason != "cancelled":
-                return Run(request.method, tuple(tokens), tuple(ids), event)
+                return Run(request.method, tokens, ids, event)
     return None
 
 
@@ -158,13 +140,6 @@ def _texts(pairs: Sequence[tuple[Run, Run]]) -> str:
     return "Same text ✓"
 
 
-@dataclass
-class _Race:
-    owner: str
-    request: ChatRequest
-    is_stopping: threading.Event = field(default_factory=threading.Event)
-
-
 class Races:
     """The running races, at most one an owner: a new one ends the one before it. Each runs in a
     thread, and the stream tells how far it is."""
@@ -172,42 +147,40 @@ class Races:
     def __init__(self, backend: Backend, feed: Feed) -> None:
         self._backend = backend
         self._feed = feed
-        self._races: dict[str, _Race] = {}  # by id
+        self._races: dict[str, tuple[str, threading.Event]] = {}  # with the owner, by the request
 
     def start(self, owner: str, request: ChatRequest, methods: tuple[str, str], rounds: int) -> str:
         """Start a race of two methods; returns its id."""
-        for number, other in list(self._races.items()):
-            if other.owner == owner:
-                self.stop(owner, number)
-        id_ = secrets.token_urlsafe(9)
-        started = self._races[id_] = _Race(owner, request)
+        for other in list(self._races):
+            self.stop(owner, other)
+        is_stopping = threading.Event()
+        self._races[request.id] = owner, is_stopping
         loop = asyncio.get_running_loop()
 
-        def tell(**data: Any) -> None:
-            loop.call_soon_threadsafe(self._feed.publish, owner, "race", {"race": id_, **data})
+        def tell(told: Json) -> None:
+            data = {"race": request.id, **told}
+            loop.call_soon_threadsafe(self._feed.publish, owner, "race", data)
 
         def run() -> None:
-            end: dict[str, Any] = {"error": "The race was stopped."}
+            end = {"error": "The race was stopped."}
             try:
-                for event in race(self._backend, request, methods, rounds):
-                    if started.is_stopping.is_set():
+                for told in race(self._backend, request, methods, rounds):
+                    if is_stopping.is_set():
                         break
-                    if isinstance(event, Running):
-                        tell(progress=asdict(event))
-                    elif isinstance(event, Result):
-                        played = [one.as_json() for one in event.played]
-                        end = {"result": {**vars(event), "played": played}}
+                    if "progress" in told:
+                        tell(told)
                     else:
-                        end = {"error": event.message}
+                        end = told
             finally:
-                tell(**end)
-                loop.call_soon_threadsafe(self._races.pop, id_)
+                tell(end)
+                loop.call_soon_threadsafe(self._races.pop, request.id)
 
         threading.Thread(target=run, daemon=True).start()
-        return id_
+        return request.id
 
     def stop(self, owner: str, id_: str) -> None:
-        found = self._races.get(id_)
-        if found is not None and found.owner == owner:
-            found.is_stopping.set()
-            self._backend.stop(found.request.id)
+        """Stop the race, if it runs and is this owner's."""
+        whose, is_stopping = self._races.get(id_, (None, None))
+        if whose == owner and is_stopping is not None:
+            is_stopping.set()
+            self._backend.stop(id_)

@@ -103,11 +103,7 @@ class Reply(Kept):
         half = len(self.text) - len(self.text.rstrip("\ufffd"))
         if half:  # half of a character cannot be continued
             self.text = self.text[:-half]
-            self.runs, self.marks, old = [], Marks(), self.runs
-            left = len(self.text)
-            for number, (n_characters, n_tokens) in enumerate(old):
-                self._add(min(left, n_characters), number % 2 == 1, n_tokens)
-                left -= min(left, n_characters)
+            self.marks = Marks.of(self.marks.runs, len(self.text))
         self.method, self.done, self.error = method, None, ""
         self.sentence, self.figures, self.cells = "", [], []
 
@@ -118,7 +114,7 @@ class Reply(Kept):
             may_think = self._thinks_since is not None or len(self.text) <= LONGEST_MARK
             self.text += "".join(text for text, _ in event.pieces)
             for text, is_drafted in event.pieces:
-                self._add(len(text), is_drafted)
+                self.marks.add(len(text), is_drafted)
             if may_think:
                 self._time_reasoning()
         elif isinstance(event, Waiting):
@@ -139,13 +135,6 @@ class Reply(Kept):
         elif isinstance(event, Failed):
             self.notice, self.error = "", event.message
 
-    def _add(self, n_characters: int, is_drafted: bool, n_tokens: int = 1) -> None:
-        while not self.runs or (len(self.runs) % 2 == 0) != is_drafted:
-            self.runs.append([0, 0])
-        self.runs[-1][0] += n_characters
-        self.runs[-1][1] += n_tokens
-        self.marks.add(n_characters, is_drafted, n_tokens)
-
     def _time_reasoning(self) -> None:
         now, found = monotonic(), self.reasoning
         if self._thinks_since is not None:
@@ -156,7 +145,7 @@ class Reply(Kept):
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` reads, without the text."""
         kept = {one.name: getattr(self, one.name) for one in fields(Kept)}
-        kept["runs"] = [list(run) for run in self.runs]
+        kept["runs"] = [list(run) for run in self.marks.runs]
         kept["seconds_thinking"] = round(self.seconds_thinking, 1)
         if self.done is not None:
             kept["done"] = vars(replace(self.done, model=None, decode_ms=()))
@@ -172,11 +161,9 @@ class Reply(Kept):
             log.warning("ignoring what was kept of a reply beside its text: %s", error)
             found = Kept()
         runs, found.runs = found.runs, []
-        reply = cls(**vars(found), text=text)
-        if sum(n_characters for n_characters, _ in runs) == len(text):
-            for number, (n_characters, n_tokens) in enumerate(runs):
-                reply._add(n_characters, number % 2 == 1, n_tokens)
-        return reply
+        if sum(n_characters for n_characters, _ in runs) != len(text):
+            runs = []
+        return cls(**vars(found), text=text, marks=Marks.of(runs, len(text)))
 
 
 def waiting_notice(event: Waiting) -> str:

@@ -5,31 +5,33 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, Query, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import Base64Bytes, BaseModel, Field
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
 from app.api.body import Limited
-from app.api.errors import ApiError
+from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import while_connected
 from app.page import steps
 from app.page.apart import Apart, Unreadable
-from app.page.chats import LEAF, MOST_TURNS, Ask, Chats, settings_of
+from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
 from app.page.feed import encoded
 from app.page.imported import chats_of
 from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.threads import as_api_errors, in_store, while_shown
-from app.store import Hit, Turn
-from app.worker.messages import LoadedModel, ModelFacts, Status
+from app.page.settings import read_settings
+from app.page.turns import while_shown
+from app.store import NoSuchChat, StoreError, Turn
+from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
 STATUS_SECONDS = 0.5  # between looks at the backend's status
@@ -37,19 +39,6 @@ Json = dict[str, Any]
 
 
 TurnId = Annotated[int, Field(ge=0, lt=2**53)]
-
-
-class NewChat(BaseModel):
-    settings: Json = Field(default_factory=dict)
-    incognito: bool = False
-
-
-class Change(BaseModel):
-    """The fields of a chat that a client changes."""
-
-    title: str | None = None
-    is_pinned: bool | None = None
-    settings: Json | None = None
 
 
 class GivenFile(BaseModel):
@@ -60,45 +49,6 @@ class GivenFile(BaseModel):
     leads: bool = True
     pdf: Base64Bytes = b""
     kept: int | None = None
-
-
-class Reply(BaseModel):
-    """What a new reply is asked for with; without settings, with the chat's."""
-
-    settings: Json | None = None
-
-
-class Edit(Reply):
-    text: str = ""
-    files: list[GivenFile] | None = None
-
-
-class Message(Reply):
-    text: str = ""
-    files: list[GivenFile] = Field(default_factory=list)
-    parent: TurnId | None = LEAF
-
-
-class Race(Reply):
-    methods: tuple[str, str]
-    rounds: int = Field(ROUNDS, ge=1, le=20)
-
-
-class RaceOnText(Race):
-    prompt: str = Field(min_length=1)
-
-
-class At(BaseModel):
-    turn: TurnId
-
-
-class NewPreset(BaseModel):
-    name: str = Field(min_length=1, max_length=200)
-    settings: Json
-
-
-class OldPreset(BaseModel):
-    id: TurnId
 
 
 class EventStream(StreamingResponse):
@@ -125,42 +75,45 @@ def owner_of(http: Request) -> str:
 
 
 Owner = Annotated[str, Depends(owner_of)]
+Settings = Annotated[Json | None, Body(embed=True)]
+Text = Annotated[str, Body()]
+
+
+def ask_of(owner: Owner, settings: Settings = None) -> Ask:
+    return Ask(owner, settings)
+
+
+Asked = Annotated[Ask, Depends(ask_of)]
+Methods = Annotated[tuple[str, str], Body()]
+Rounds = Annotated[int, Body(ge=1, le=20)]
 
 
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
+    @app.exception_handler(StoreError)
+    async def refused(http: Request, error: StoreError) -> JSONResponse:
+        status = 404 if isinstance(error, NoSuchChat) else 507
+        return JSONResponse(error_body(str(error), status), status)
+
     app.state.owners = owners
-    apart = Apart()
-    app.include_router(_routes(chats, owners, apart))
-    app.include_router(_imports(chats, apart))
+    app.include_router(_routes(chats, owners))
 
 
-def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
+def _routes(chats: Chats, owners: Owners) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
-    store, feed, backend = chats.kept, chats.feed, chats.backend
+    store, feed, backend, apart = chats.kept, chats.feed, chats.backend, Apart()
     watching: list[asyncio.Task[None]] = []
-    seen = backend.status()
-    # The loaded model, and how it is told: models.txt is not read at each change of a status.
-    model: tuple[Any, Json | None] = (None, None)
+    seen, told = Status(None), status_json(Status(None), None)
 
-    def status() -> Status:
-        """The backend's status; publishes it if it has changed, whoever asks first."""
-        nonlocal seen
+    def status() -> Json:
+        """What is told of the backend's status; published if it has changed, whoever asks first."""
+        nonlocal seen, told
         if (now := backend.status()) != seen:
+            # models.txt is not read at each change.
+            is_same = (now.model, now.facts) == (seen.model, seen.facts)
+            told = status_json(now, told["model"] if is_same else model_json(now))
             seen = now
-            feed.publish(None, "status", status_json(now))
-        return seen
-
-    def status_json(status: Status) -> Json:
-        nonlocal model
-        if (status.model, status.facts) != model[0]:
-            told = None if status.model is None else model_json(status.model, status.facts)
-            model = (status.model, status.facts), told
-        return {
-            "model": model[1],
-            "loading": asdict(status.loading) if status.loading is not None else None,
-            "error": status.error,
-            "is_down": status.is_down,
-        }
+            feed.publish(None, "status", told)
+        return told
 
     async def watch_status() -> None:
         while True:
@@ -169,20 +122,20 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
 
     @router.get("/state")
     async def state(http: Request) -> Response:
-        response = Response(media_type="application/json")
+        response = Response()
         owner, shown, seq = owners.ensure_cookie(http, response), status(), feed.seq
-        presets = await in_store(store, lambda: store.presets(owner))
+        presets = await store.transaction(lambda: store.presets(owner))
         found = {
             "owner": owner,
-            "status": status_json(shown),
+            "status": shown,
             "methods": [asdict(method) for method in backend.methods()],
             "presets": [asdict(preset) for preset in presets],
             "notice": store.notice,
             "seq": seq,
         }
-        response.body = encoded(dumps(found))
-        response.headers["content-length"] = str(len(response.body))
-        return response
+        answer = as_json(found)
+        answer.raw_headers += [one for one in response.raw_headers if one[0] == b"set-cookie"]
+        return answer
 
     @router.get("/events")
     async def events(http: Request, owner: Owner, after: str = "") -> Response:
@@ -199,18 +152,28 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         before: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
-        found = await in_store(store, lambda: store.chats(owner, before=before, limit=limit))
+        found = await store.transaction(lambda: store.chats(owner, before=before, limit=limit))
         return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits = await in_store(store, lambda: store.search(owner, q))
-        return as_json({"hits": [hit_json(chats, hit) for hit in hits]})
+        hits = await store.transaction(lambda: store.search(owner, q))
+        told = [
+            {
+                "chat": chats.as_json(hit.chat),
+                "turn": hit.turn,
+                "snippet": re.split("[\x02\x03]", hit.snippet),
+            }
+            for hit in hits
+        ]
+        return as_json({"hits": told})
 
     @router.post("/chats")
-    async def new_chat(owner: Owner, body: NewChat) -> Response:
-        settings_of(body.settings, backend)
-        return as_json(await chats.new(owner, body.settings, incognito=body.incognito))
+    async def new_chat(
+        owner: Owner, settings: Settings = None, incognito: Annotated[bool, Body()] = False
+    ) -> Response:
+        read_settings(settings or {}, backend.methods())
+        return as_json(await chats.new(owner, settings or {}, incognito=incognito))
 
     @router.get("/chats/{chat}")
     async def open_chat(
@@ -222,12 +185,17 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         return as_json(await chats.open(owner, chat, before, limit))
 
     @router.patch("/chats/{chat}")
-    async def change_chat(owner: Owner, chat: str, body: Change) -> Response:
-        if body.settings is not None:
-            settings_of(body.settings, backend)
-        fields = body.model_dump(exclude_none=True)
+    async def change_chat(
+        owner: Owner,
+        chat: str,
+        title: Annotated[str | None, Body()] = None,
+        is_pinned: Annotated[bool | None, Body()] = None,
+        settings: Settings = None,
+    ) -> Response:
+        read_settings(settings or {}, backend.methods())
+        changed: Json = {"title": title, "is_pinned": is_pinned, "settings": settings}
         return as_json(
-            await chats.change(chat, lambda store: store.change_chat(chat, owner, **fields))
+            await chats.change(chat, lambda store: store.change_chat(chat, owner, **changed))
         )
 
     @router.delete("/chats/{chat}")
@@ -240,18 +208,20 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
         return as_json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
 
     @router.post("/chats/{chat}/duplicate")
-    async def duplicate(owner: Owner, chat: str, body: At) -> Response:
-        return as_json(await chats.duplicate(owner, chat, body.turn))
+    async def duplicate(
+        owner: Owner, chat: str, turn: Annotated[TurnId, Body(embed=True)]
+    ) -> Response:
+        return as_json(await chats.duplicate(owner, chat, turn))
 
     @router.get("/chats/{chat}/export")
     async def export_chat(
         owner: Owner, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
     ) -> Response:
         kept = chats.store_of(chat)
-        title = (await in_store(kept, lambda: kept.chat(chat, owner))).title
+        title = (await kept.transaction(lambda: kept.chat(chat, owner))).title
         name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
         if kind == "md":
-            text = await in_store(kept, lambda: kept.as_markdown(chat, owner))
+            text = await kept.transaction(lambda: kept.as_markdown(chat, owner))
             return _download(iter([text]), f"{name}.md", "text/markdown")
         return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
 
@@ -262,27 +232,38 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     # Turns
 
     @router.post("/chats/{chat}/messages")
-    async def message(http: Request, owner: Owner, chat: str, body: Message) -> Response:
-        files = await while_connected(http, _files(body.files, (), apart))
-        ask = Ask(owner, body.settings)
-        return as_json(await chats.message(ask, chat, _said(body.text), files, body.parent))
+    async def message(
+        http: Request,
+        ask: Asked,
+        chat: str,
+        text: Text = "",
+        files: Annotated[Sequence[GivenFile], Body()] = (),
+        parent: Annotated[TurnId | None, Body()] = LEAF,
+    ) -> Response:
+        read = await while_connected(http, _files(files, (), apart))
+        return as_json(await chats.message(ask, chat, _said(text), read, parent))
 
     @router.post("/turns/{turn}/retry")
-    async def retry(owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return as_json(await chats.retry(Ask(owner, body.settings), turn))
+    async def retry(ask: Asked, turn: TurnId) -> Response:
+        return as_json(await chats.retry(ask, turn))
 
     @router.post("/turns/{turn}/continue")
-    async def proceed(owner: Owner, turn: TurnId, body: Reply) -> Response:
-        return as_json(await chats.proceed(Ask(owner, body.settings), turn))
+    async def proceed(ask: Asked, turn: TurnId) -> Response:
+        return as_json(await chats.proceed(ask, turn))
 
     @router.post("/turns/{turn}/edit")
-    async def edit(http: Request, owner: Owner, turn: TurnId, body: Edit) -> Response:
-        given, files = body.files, None
-        if given is not None:
-            old = (await chats.turn(owner, turn)).files
-            files = await while_connected(http, _files(given, old, apart))
-        ask = Ask(owner, body.settings)
-        return as_json(await chats.edit(ask, turn, _said(body.text), files))
+    async def edit(
+        http: Request,
+        ask: Asked,
+        turn: TurnId,
+        text: Text = "",
+        files: Annotated[Sequence[GivenFile] | None, Body()] = None,
+    ) -> Response:
+        read = None
+        if files is not None:
+            old = (await chats.turn(ask.owner, turn)).files
+            read = await while_connected(http, _files(files, old, apart))
+        return as_json(await chats.edit(ask, turn, _said(text), read))
 
     @router.post("/turns/{turn}/choose")
     async def choose(owner: Owner, turn: TurnId) -> Response:
@@ -314,7 +295,7 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     @router.get("/turns/{turn}/steps")
     async def read_steps(owner: Owner, turn: TurnId) -> Response:
         store = chats.store_of_turn(turn)
-        kept = await in_store(store, lambda: store.steps(turn, owner))
+        kept = await store.transaction(lambda: store.steps(turn, owner))
         with suppress(ValueError):  # an earlier version's import kept anything
             if kept is not None:
                 shown = await while_shown(lambda: steps.shown(kept))
@@ -324,15 +305,20 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     # Races
 
     @router.post("/turns/{turn}/race")
-    async def race_turn(owner: Owner, turn: TurnId, body: Race) -> Response:
-        ask = Ask(owner, body.settings)
-        return as_json({"race": await chats.race_turn(ask, turn, body.methods, body.rounds)})
+    async def race_turn(
+        ask: Asked, turn: TurnId, methods: Methods, rounds: Rounds = ROUNDS
+    ) -> Response:
+        return as_json({"race": await chats.race_turn(ask, turn, methods, rounds)})
 
     @router.post("/race")
-    async def race_text(owner: Owner, body: RaceOnText) -> Response:
-        said = Turn(0, "", None, "user", body.prompt)
-        ask = Ask(owner, body.settings)
-        return as_json({"race": chats.race(ask, [said], body.methods, body.rounds)})
+    async def race_text(
+        ask: Asked,
+        prompt: Annotated[str, Body(min_length=1)],
+        methods: Methods,
+        rounds: Rounds = ROUNDS,
+    ) -> Response:
+        said = Turn(0, "", None, "user", prompt)
+        return as_json({"race": chats.race(ask, [said], methods, rounds)})
 
     @router.delete("/races/{race}")
     async def stop_race(owner: Owner, race: str) -> Response:
@@ -342,37 +328,33 @@ def _routes(chats: Chats, owners: Owners, apart: Apart) -> APIRouter:
     # Presets
 
     @router.post("/presets")
-    async def save_preset(owner: Owner, body: NewPreset) -> Response:
-        settings_of(body.settings, backend)
-        return as_json(
-            asdict(
-                await in_store(store, lambda: store.save_preset(owner, body.name, body.settings))
-            )
-        )
+    async def save_preset(
+        owner: Owner,
+        name: Annotated[str, Body(min_length=1, max_length=200)],
+        settings: Annotated[Json, Body()],
+    ) -> Response:
+        read_settings(settings, backend.methods())
+        saved = await store.transaction(lambda: store.save_preset(owner, name, settings))
+        return as_json(asdict(saved))
 
     @router.delete("/presets")
-    async def delete_preset(owner: Owner, body: OldPreset) -> Response:
-        await in_store(store, lambda: store.delete_preset(owner, body.id))
+    async def delete_preset(
+        owner: Owner, preset: Annotated[TurnId, Body(embed=True, alias="id")]
+    ) -> Response:
+        await store.transaction(lambda: store.delete_preset(owner, preset))
         return as_json({})
 
-    return router
-
-
-def _imports(chats: Chats, apart: Apart) -> APIRouter:
-    """The import, whose bodies may have as many values as they like: another process reads them."""
-    router = APIRouter(prefix="/page", tags=["page"])
-
-    @router.post("/import")
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
             read = await while_connected(http, apart.read(chats_of, await http.body()))
-            with as_api_errors():
-                found = await asyncio.to_thread(chats.add, owner, read)
+            found = await asyncio.to_thread(chats.add, owner, read)
         except Unreadable as error:
             raise ApiError(f"Cannot import this file: {error}.") from error
         told = [chats.tell(chat) for chat in found.chats]
         return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
 
+    # Its body may have as many values as it likes: another process reads it.
+    router.add_api_route("/import", import_chats, methods=["POST"], route_class_override=APIRoute)
     return router
 
 
@@ -396,7 +378,7 @@ def _said(text: str) -> str:
 
 
 async def _files(
-    given: list[GivenFile], old: tuple[Mapping[str, Any], ...], apart: Apart
+    given: Sequence[GivenFile], old: tuple[Mapping[str, Any], ...], apart: Apart
 ) -> list[Mapping[str, Any]]:
     """The files as they are kept; ``old`` are those of the edited message."""
     found: list[Mapping[str, Any]] = []
@@ -418,14 +400,21 @@ async def _files(
     return found
 
 
-def hit_json(chats: Chats, hit: Hit) -> Json:
-    snippet = re.split("[\x02\x03]", hit.snippet)
-    return {"chat": chats.as_json(hit.chat), "turn": hit.turn, "snippet": snippet}
+def status_json(status: Status, model: Json | None) -> Json:
+    return {
+        "model": model,
+        "loading": asdict(status.loading) if status.loading is not None else None,
+        "error": status.error,
+        "is_down": status.is_down,
+    }
 
 
-def model_json(model: LoadedModel, facts: ModelFacts) -> Json:
+def model_json(status: Status) -> Json | None:
     """The loaded model; ``missing`` are the methods that cannot run, what each needs, and the names
     that models.txt has for it."""
+    model = status.model
+    if model is None:
+        return None
     try:
         entries = read_registry()
     except RegistryError:  # whoever loads a model hears of it
@@ -441,7 +430,7 @@ def model_json(model: LoadedModel, facts: ModelFacts) -> Json:
 
     missing = {
         method: {"setting": setting, "offer": offer(method, setting)}
-        for method, setting in facts.missing.items()
+        for method, setting in status.facts.missing.items()
     }
     name = re.split(r"[/\\]", model.spec.model)[-1]
     return {**asdict(model), "name": name, "missing": missing}

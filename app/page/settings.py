@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
+from app.api.errors import ApiError
 from app.worker.backend import MethodInfo
 from batching.errors import SpeculationError
 from speculation.methods import METHODS, parse_method
@@ -18,14 +19,6 @@ from speculation.settings import DEFAULT_METHOD
 RANDOM = -1  # as a seed: a new one for each reply
 DEEPEST = 20  # levels of settings in settings
 _NAMES = {one.name for one in fields(SamplingParams)} - {"logit_bias", "dry_breakers", "strict"}
-
-
-class InvalidSetting(Exception):
-    """A setting that no reply can be made with. ``name`` is its name, as in the JSON."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
-        self.name = name
 
 
 @dataclass(frozen=True)
@@ -52,18 +45,22 @@ _SETTINGS, _SAMPLING = TypeAdapter(Settings), TypeAdapter(SamplingParams)
 
 def read_settings(values: Mapping[str, Any], methods: Collection[MethodInfo]) -> Settings:
     """The settings that JSON means. Missing and empty values keep their defaults, and those with
-    other names may be the page's own. Raises InvalidSetting."""
+    other names may be the page's own. Raises ApiError whose ``param`` is a setting's name."""
     level: list[Any] = [values]
     for _ in range(DEEPEST):
         parts = [one.values() if isinstance(one, Mapping) else one for one in level]
         level = [one for part in parts for one in part if isinstance(one, Mapping | list)]
     if level:
-        raise InvalidSetting("settings", f"are nested more than {DEEPEST} levels deep")
+        raise _invalid("settings", f"are nested more than {DEEPEST} levels deep")
     try:
         found = _SETTINGS.validate_python(_given(values))
     except ValidationError as error:
         _refuse(error)
     return replace(found, method=_method(found, methods), sampling=_sampling(found.sampling))
+
+
+def _invalid(name: str, message: str) -> ApiError:
+    return ApiError(f"{name}: {message}", param=name)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,13 +72,12 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse(error: ValidationError, name: str = "") -> NoReturn:
+def _refuse(error: ValidationError, prefix: str = "") -> NoReturn:
     first = error.errors(include_url=False)[0]
+    name, message = first["loc"][:1], f"is {first['input']!r:.40}: {first['msg']}"
     if first["type"] == "value_error":  # of SamplingParams
-        message = str(first["ctx"]["error"])
-    else:
-        message = f"is {first['input']!r:.40}: {first['msg']}"
-    raise InvalidSetting(name or str(first["loc"][0]), message) from error
+        name, message = first["ctx"]["error"].settings[:1], str(first["ctx"]["error"])
+    raise _invalid((prefix + str(*name)).rstrip("."), message) from error
 
 
 def _method(found: Settings, methods: Collection[MethodInfo]) -> str:
@@ -90,13 +86,13 @@ def _method(found: Settings, methods: Collection[MethodInfo]) -> str:
     info = next((info for info in methods if info.name == name), None)
     if info is None:
         known = ", ".join(info.name for info in methods)
-        raise InvalidSetting("method", f"is {name!r:.40}; give one of {known}")
+        raise _invalid("method", f"is {name!r:.40}; give one of {known}")
     usual = {one.name: one.default for one in info.parameters}
     changed = [rest] if rest else []
     for parameter, value in _given(found.parameters).items():
         if parameter not in usual:
             known = ", ".join(usual) or "none"
-            raise InvalidSetting(f"parameters.{parameter}", f"{name} has {known}")
+            raise _invalid(f"parameters.{parameter}", f"{name} has {known}")
         if value != usual[parameter]:
             shown = ("off", "on")[value] if isinstance(value, bool) else value
             changed.append(f"{parameter}={shown}")
@@ -105,26 +101,19 @@ def _method(found: Settings, methods: Collection[MethodInfo]) -> str:
         try:
             parse_method(method)
         except SpeculationError as error:
-            raise InvalidSetting("method", str(error)) from error
+            raise _invalid("method", str(error)) from error
     return method
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     given = _given(values)
     for name in given.keys() - _NAMES:
-        raise InvalidSetting(f"sampling.{name}", "is not one of the sampling settings")
+        raise _invalid(f"sampling.{name}", "is not one of the sampling settings")
     if given.get("seed", RANDOM) == RANDOM:
         # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
         given["seed"] = random.randrange(2**32 - 1) if given.get("temperature") else 0
-    found = {}
-    for name, value in given.items():
-        found[name] = getattr(_checked({name: value}, f"sampling.{name}"), name)
-    _checked(found, "sampling")  # some exclude each other
-    return found
-
-
-def _checked(sampling: Mapping[str, Any], name: str) -> SamplingParams:
     try:
-        return _SAMPLING.validate_python(sampling)
+        found = _SAMPLING.validate_python(given)
     except ValidationError as error:
-        _refuse(error, name)
+        _refuse(error, "sampling.")
+    return {name: getattr(found, name) for name in given}

@@ -5,16 +5,25 @@ Text of the user or the model never becomes HTML.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from app.page.files import size_of
 from app.page.markdown import Growing, render_blocks
 from app.page.reply import Reply
-from app.store import Chat, Turn
+from app.store import Turn
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
 PARTS = ("reasoning", "answer")
+# The fields of a reply that are shown as they are.
+_SHOWN = (
+    *("method", "model", "n_ctx", "n_context", "n_left_out", "reads_from"),
+    *("sentence", "figures", "cells", "error"),
+)
+
+T = TypeVar("T")
+_replies = ThreadPoolExecutor(1, "replies")  # one, as they take the interpreter from the rest
 
 
 class Shown:
@@ -42,6 +51,11 @@ class Shown:
         """All blocks, as fields of a turn."""
         reasoning, answer = (list(self._parts[part].blocks) for part in PARTS)
         return {"reasoning": reasoning, "blocks": answer}
+
+
+async def while_shown(work: Callable[[], T]) -> T:
+    """What ``work`` returns, which makes HTML or figures of a reply."""
+    return await asyncio.get_running_loop().run_in_executor(_replies, work)
 
 
 def in_javascript(text: str) -> int:
@@ -88,35 +102,20 @@ def turn_json(
 def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
     """What is shown of a reply beside its blocks."""
     is_running = state == "running"
+    is_cut_short = reply.is_cut_short or state == "interrupted"
     return {
+        **{name: getattr(reply, name) for name in _SHOWN},
         "state": state,
         "text": "" if is_running else reply.answer,
         "notice": INTERRUPTED if state == "interrupted" else reply.notice,
-        "error": reply.error,
-        "can_continue": (
-            not is_running and bool(reply.text) and (reply.is_cut_short or state == "interrupted")
-        ),
-        "sentence": reply.sentence,
-        "figures": reply.figures,
-        "cells": reply.cells,
-        "n_context": reply.n_context,
-        "n_left_out": reply.n_left_out,
-        "reads_from": reply.reads_from,
-        "n_ctx": reply.n_ctx,
-        "method": reply.method,
-        "model": reply.model,
+        "can_continue": not is_running and bool(reply.text) and is_cut_short,
         "seconds_thinking": round(reply.seconds_thinking, 1),
     }
 
 
-def chat_json(chat: Chat, running: int | None, *, is_incognito: bool = False) -> dict[str, Any]:
-    return {
-        "id": chat.id,
-        "title": chat.title,
-        "changed_at": chat.changed_at,
-        "is_pinned": chat.is_pinned,
-        "settings": chat.settings,
-        "leaf": chat.leaf,
-        "running": running,
-        "incognito": is_incognito,
-    }
+def size_of(text: str) -> str:
+    """The size of a text in UTF-8, such as ``12 kB``."""
+    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if n_bytes < 1000:
+        return f"{n_bytes} B"
+    return f"{n_bytes / 1e3:.0f} kB" if n_bytes < 999_500 else f"{n_bytes / 1e6:.1f} MB"

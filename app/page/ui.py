@@ -11,17 +11,18 @@ import gc
 import json
 import re
 from base64 import b64encode
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import gradio as gr
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, Json, ValidationError
-from starlette.datastructures import MutableHeaders
+from starlette.middleware.base import RequestResponseEndpoint
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.guard import PAGE, POLICY, POSTS
 from app.page.fields import settings_fields
@@ -80,9 +81,7 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         f'<link rel="icon" href="{ICON}"><link rel="stylesheet" href="page/page.css">'
         f'<script>{_text("frames.js")}</script><script type="module" src="page/start.js"></script>'
     )
-    app.add_middleware(_WithHead, head=head.encode())
     app.add_middleware(_Compressed)
-    app.add_middleware(_Checked)
     gr.mount_gradio_app(
         app,
         page,
@@ -98,6 +97,8 @@ def mount(app: FastAPI, page: gr.Blocks) -> None:
         enable_monitoring=False,
         run_history=False,
     )
+    mounted: Any = app.routes[-1]
+    mounted.app.middleware("http")(partial(_framed, head.encode()))
     gc.freeze()  # a collection that looks at all of Gradio's objects stops everybody for a while
 
 
@@ -111,42 +112,6 @@ def _serve(app: FastAPI, path: str, content: bytes, kind: str) -> None:
         if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=kind, headers=headers)
-
-
-class _WithHead:
-    """Adds to the head of the page's document, and allows the document's own scripts. Gradio would
-    add to the head in the browser, after its own scripts."""
-
-    def __init__(self, app: ASGIApp, head: bytes) -> None:
-        self._app = app
-        self._head = head
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_document = scope["type"] == "http" and scope["path"] == "/"
-        await self._app(scope, receive, self._sent(send) if is_document else send)
-
-    def _sent(self, send: Send) -> Send:
-        start: Message = {}
-
-        async def send_with_head(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                start = message
-                return
-            if start:
-                body = message["body"].replace(b"<head>", b"<head>" + self._head, 1)
-                found = re.findall(rb"<script[^>]*>(.*?)</script>", body, re.DOTALL)
-                hashes = [b64encode(sha256(one).digest()).decode() for one in found if one]
-                allowed = " ".join(["script-src", *(f"'sha256-{one}'" for one in hashes)])
-                headers = MutableHeaders(scope=start)
-                headers["content-length"] = str(len(body))
-                headers["content-security-policy"] = POLICY.replace("script-src", allowed)
-                message["body"] = body
-                await send(start)
-                start = {}
-            await send(message)
-
-        return send_with_head
 
 
 class _Compressed:
@@ -172,30 +137,29 @@ class _Shown(BaseModel):
     session_hash: Annotated[str, Field(max_length=100)] | None = None
 
 
-class _Checked:
-    """Passes what the page asks Gradio for, and nothing else: Gradio's answer to odd requests is
-    status 500."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in POSTS:
-            await self._app(scope, receive, send)
-            return
+async def _framed(head: bytes, http: Request, answer: RequestResponseEndpoint) -> Response:
+    """Gradio's answer. The page's document gets its own head, as Gradio would add to the head in
+    the browser, after its own scripts; these are allowed. What the page does not ask for is
+    refused, as Gradio's answer to odd requests is status 500."""
+    if http.url.path in POSTS:
         try:
-            asked = _Shown.model_validate_json(await Request(scope, receive).body())
+            asked = _Shown.model_validate_json(await http.body())
         except ValidationError as error:
             why = f"This is not what the page asks for: {error.errors()[0]['msg']}"
-            await JSONResponse({"error": why, "detail": why}, 400)(scope, receive, send)
-            return
-        body = {**asked.model_dump(), "data": [json.dumps(asked.data[0])]}
-        message: Message = {"type": "http.request", "body": json.dumps(body).encode()}
-
-        async def checked() -> Message:
-            return message
-
-        await self._app(scope, checked, send)
+            return JSONResponse({"error": why, "detail": why}, 400)
+        fields = {**asked.model_dump(), "data": [json.dumps(asked.data[0])]}
+        http._body = json.dumps(fields).encode()
+    answered: Any = await answer(http)
+    if http.url.path != "/":
+        return cast("Response", answered)
+    body = b"".join([part async for part in answered.body_iterator])
+    body = body.replace(b"<head>", b"<head>" + head, 1)
+    found = re.findall(rb"<script[^>]*>(.*?)</script>", body, re.DOTALL)
+    hashes = [b64encode(sha256(one).digest()).decode() for one in found if one]
+    allowed = " ".join(["script-src", *(f"'sha256-{one}'" for one in hashes)])
+    answered.headers["content-length"] = str(len(body))
+    answered.headers["content-security-policy"] = POLICY.replace("script-src", allowed)
+    return Response(body, answered.status_code, dict(answered.headers))
 
 
 def _text(name: str) -> str:

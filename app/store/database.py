@@ -14,7 +14,6 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from app.store.records import InUse, StoreError
-from app.store.search import split
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -105,8 +104,6 @@ class Database:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
         try:
             connection.row_factory = sqlite3.Row
-            connection.create_function("split", 1, split, deterministic=True)
-            connection.execute("PRAGMA trusted_schema = ON")  # its triggers use that function
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA secure_delete = ON")

@@ -46,10 +46,6 @@ class Found:
     turns: Sequence[Turn]
     steps: Mapping[int, bytes] = field(default_factory=dict)
 
-    @property
-    def origin(self) -> str:
-        return origin(self.source, self.turns)
-
 
 def origin(source: str, turns: Sequence[Turn]) -> str:
     """The same for the same chat of the same source with the same turns."""

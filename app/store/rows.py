@@ -78,11 +78,11 @@ def get_turn(
     return turn_of(row)
 
 
-def set_fields(db: sqlite3.Connection, table: str, id_: str | int, **fields: object) -> None:
-    """Set fields of a chat or turn, if it exists."""
+def set_fields(db: sqlite3.Connection, table: str, id_: str | int, **fields: object) -> bool:
+    """Set fields of a chat or turn; returns whether it exists."""
     columns = ", ".join(f"{name} = ?" for name in fields)
     values = map(_column, (*fields.values(), id_))
-    db.execute(f"UPDATE {table} SET {columns} WHERE id = ?", tuple(values))
+    return db.execute(f"UPDATE {table} SET {columns} WHERE id = ?", tuple(values)).rowcount > 0
 
 
 def insert_chat(

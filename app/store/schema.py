@@ -1,8 +1,8 @@
 """The database's tables. The statements, separated by blank lines, bring a file of any earlier
-version to this one: its tables stay, and what is searched is indexed anew.
+version to this one: its tables stay.
 """
 
-VERSION = 3
+VERSION = 4
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS chats (
@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS presets (
 )
 """
 
+# Earlier versions searched an index.
 _DROPPED = "\n\n".join(
     f"DROP {kind} IF EXISTS {name}"
     for table in ("titles", "texts")
@@ -74,53 +75,4 @@ UPDATE turns SET reply = '{}' WHERE NOT json_valid(reply)
 
 UPDATE chats SET settings = '{}' WHERE NOT json_valid(settings)
 """
-# What is searched. ``split`` is ``search.split``.
-_INDEX = """
-CREATE VIEW split_titles AS SELECT number, split(title) AS title FROM chats
-
-CREATE VIEW split_texts AS SELECT id, split(text) AS text FROM turns WHERE state != 'running'
-
-CREATE VIRTUAL TABLE titles USING fts5 (
-    title, content='split_titles', content_rowid='number',
-    tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
-)
-
-CREATE VIRTUAL TABLE texts USING fts5 (
-    text, content='split_texts', content_rowid='id', prefix='1 2',
-    tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
-)
-
-CREATE TRIGGER titles_insert AFTER INSERT ON chats BEGIN
-    INSERT INTO titles (rowid, title) VALUES (new.number, split(new.title));
-END
-
-CREATE TRIGGER titles_delete AFTER DELETE ON chats BEGIN
-    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, split(old.title));
-END
-
-CREATE TRIGGER titles_update AFTER UPDATE OF title ON chats BEGIN
-    INSERT INTO titles (titles, rowid, title) VALUES ('delete', old.number, split(old.title));
-    INSERT INTO titles (rowid, title) VALUES (new.number, split(new.title));
-END
-
-CREATE TRIGGER texts_insert AFTER INSERT ON turns WHEN new.state != 'running' BEGIN
-    INSERT INTO texts (rowid, text) VALUES (new.id, split(new.text));
-END
-
-CREATE TRIGGER texts_delete AFTER DELETE ON turns WHEN old.state != 'running' BEGIN
-    INSERT INTO texts (texts, rowid, text) VALUES ('delete', old.id, split(old.text));
-END
-
-CREATE TRIGGER texts_update AFTER UPDATE OF text, state ON turns BEGIN
-    INSERT INTO texts (texts, rowid, text)
-        SELECT 'delete', old.id, split(old.text) WHERE old.state != 'running';
-    INSERT INTO texts (rowid, text)
-        SELECT new.id, split(new.text) WHERE new.state != 'running';
-END
-
-INSERT INTO titles (titles) VALUES ('rebuild')
-
-INSERT INTO texts (texts) VALUES ('rebuild')
-"""
-
-SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _MENDED, _INDEX))
+SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _MENDED))

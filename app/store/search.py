@@ -1,66 +1,75 @@
-"""Full-text search in titles and turns."""
+"""Search in titles and turns: a look at each, newest first. A hundred long chats are a megabyte."""
 
 from __future__ import annotations
 
 import re
-import sqlite3
+from sqlite3 import Connection
+from unicodedata import combining, normalize
 
 from app.store.records import Hit
-from app.store.rows import chat_of, clean
+from app.store.rows import chat_of
 
-SNIPPET_WORDS = 16
-_MARK = "\x1f"
-# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han. And Hangul: its
-# words join others and end in particles.
-_LETTERS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u3400-\u9fff"
-    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
-)
-# Before such a letter, which takes its vowel signs with it, and before another letter after one.
-_SPLIT = re.compile(rf"(?=[{_LETTERS}])(?=\w)|(?<=[{_LETTERS}])(?=\w)")
+BEFORE, LENGTH = 60, 160  # characters of a snippet, and of those the ones before the first word
 _LIVE = "chats.owner = ? AND chats.deleted_at IS NULL"
-_SNIPPET = "snippet({table}, 0, char(2), char(3), '…', {n}) AS snippet"
-_TITLES = f"""SELECT chats.*, NULL AS turn, {_SNIPPET.format(table="titles", n=SNIPPET_WORDS)}
-FROM titles JOIN chats ON chats.number = titles.rowid
-WHERE titles MATCH ? AND {_LIVE} ORDER BY changed_at DESC LIMIT ?"""
-_TEXTS = f"""SELECT chats.*, turns.id AS turn, {_SNIPPET.format(table="texts", n=SNIPPET_WORDS)}
-FROM texts JOIN turns ON turns.id = texts.rowid JOIN chats ON chats.id = turns.chat
-WHERE texts MATCH ? AND {_LIVE} AND turns.deleted_at IS NULL
-ORDER BY texts.rowid DESC LIMIT ?"""
+_TITLES = f"""SELECT *, NULL AS turn, title AS text FROM chats
+WHERE {_LIVE} ORDER BY changed_at DESC"""
+_TEXTS = f"""SELECT chats.*, turns.id AS turn, text FROM turns JOIN chats ON chats.id = turns.chat
+WHERE {_LIVE} AND turns.deleted_at IS NULL AND state != 'running' ORDER BY turns.id DESC"""
 
 
-def split(text: str) -> str:
-    """The text with marks that make a word of each of these letters.
+class _Bases(dict[int, str]):
+    """By a character's number, its small letter without accents."""
 
-    >>> split("in 東京2020").split("\x1f")
-    ['in ', '東', '京', '2020']
-    """
-    return _SPLIT.sub(_MARK, text)
+    def __missing__(self, number: int) -> str:
+        char = chr(number)
+        parts = normalize("NFD", char)
+        small = (parts[0] if all(map(combining, parts[1:])) else char).lower()
+        self[number] = small if len(small) == 1 else char
+        return self[number]
 
 
-def find(db: sqlite3.Connection, owner: str, text: str, limit: int) -> list[Hit]:
-    """Titles, then turns, latest first, with all words of ``text``, the last as a prefix.
+_bases = _Bases()
+
+
+def find(db: Connection, owner: str, text: str, limit: int) -> list[Hit]:
+    """Titles, then turns, latest first, that have all words of ``text``, also within others.
 
     A chat is found with a snippet once: its title is often the beginning of its first message.
     """
-    # Quoted, a word is text alone: FTS5's operators and marks in it mean nothing. One that was
-    # split is a phrase.
-    words = [split(word).replace('"', '""') for word in clean(text).replace("\0", " ").split()]
-    if not words:
-        return []
-    query = " ".join(f'"{word}"' for word in words) + "*"
+    words = sorted(_folded(normalize("NFC", text)).split(), key=len, reverse=True)
     hits: dict[tuple[str, str], Hit] = {}
-    for statement in (_TITLES, _TEXTS):
-        for row in db.execute(statement, (query, owner, limit - len(hits))):
-            hit = Hit(chat_of(row), row["turn"], _shown(row["snippet"]))
-            hits[hit.chat.id, hit.snippet] = hit
+    for query in (_TITLES, _TEXTS) if words else ():
+        for row in db.execute(query, (owner,)):
+            if len(hits) == limit:
+                break
+            if snippet := _snippet(row["text"], words):
+                hit = Hit(chat_of(row), row["turn"], snippet)
+                hits[hit.chat.id, snippet] = hit
     return list(hits.values())
 
 
-def _shown(snippet: str) -> str:
-    """The snippet as the text has it; without marks of words if the text itself has such ones."""
-    snippet = snippet.replace(_MARK, "")
-    marks = [mark for mark in snippet if mark in "\2\3"]
-    if marks == ["\2", "\3"] * (len(marks) // 2):
-        return snippet
-    return snippet.replace("\2", "").replace("\3", "")
+def _folded(text: str) -> str:
+    """The text in small letters without accents, at the same length."""
+    return text.lower() if text.isascii() else text.translate(_bases)
+
+
+def _snippet(text: str, words: list[str]) -> str:
+    """The text around the first of the words, with marks; empty if it lacks one of them."""
+    text = normalize("NFC", text)
+    folded = _folded(text)
+    if not all(word in folded for word in words):
+        return ""
+    pattern = re.compile("|".join(map(re.escape, words)))
+    found = [one.span() for one in pattern.finditer(folded)]
+    begin = max(0, found[0][0] - BEFORE)
+    end = max(begin + LENGTH, found[0][1])
+    parts, at = ["…" if begin else ""], begin
+    for first, last in (one for one in found if one[1] <= end):
+        parts += [_plain(text[at:first]), f"\2{_plain(text[first:last])}\3"]
+        at = last
+    return "".join([*parts, _plain(text[at:end]), "…" if end < len(text) else ""])
+
+
+def _plain(text: str) -> str:
+    """The text without such marks of its own."""
+    return text.replace("\2", "").replace("\3", "")

@@ -6,12 +6,12 @@ NoSuchChat is raised as if they did not exist. What was deleted can be restored 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -94,10 +94,9 @@ class Store:
         self._closing = threading.Event()
         threading.Thread(target=self._keep_purging, daemon=True).start()
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """What ``work`` returns: calls of this store, in one transaction, for who does not wait
-        here."""
-        return self.database.submit(lambda _: work())
+    async def transaction(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns: calls of this store, all of them in one transaction."""
+        return await asyncio.wrap_future(self.database.submit(lambda _: work()))
 
     def close(self) -> None:
         self._closing.set()
@@ -119,8 +118,6 @@ class Store:
         n, before = 0, (self._clock() - KEEP_DELETED,)
         for table in ("turns", "chats"):
             n += db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", before).rowcount
-        for index in ("titles", "texts") if n else ():  # they keep words until they are merged
-            db.execute(f"INSERT INTO {index} ({index}) VALUES ('optimize')")
         return n
 
     @_runs
@@ -212,7 +209,10 @@ class Store:
         about = {"title": f"{found.title} (copy)", "is_named": True, "is_pinned": False}
         times = {"created_at": now, "changed_at": now}
         copy = Chat(**{**vars(found), **about, **times, "id": new_id(), "leaf": turn})
-        turns = [_ended(one) for one, _ in path_to(db, turn)]
+        turns = [
+            replace(one, state="interrupted") if one.state == "running" else one
+            for one, _ in path_to(db, turn)
+        ]
         insert_chat(db, copy, turns, steps_of(db, chat))
         self._drop_steps(db)
         return get_chat(db, copy.id, owner)
@@ -272,8 +272,8 @@ class Store:
         self, db: Connection, turn: int, text: str, reply: Mapping[str, Any], state: State
     ) -> None:
         """Replace what is kept of a reply. Raises NoSuchChat if there is no such turn."""
-        _check_turn(db, turn)
-        set_fields(db, "turns", turn, text=text, reply=reply, state=state)
+        if not set_fields(db, "turns", turn, text=text, reply=reply, state=state):
+            raise NoSuchChat("turn")
 
     @_runs
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
@@ -315,7 +315,7 @@ class Store:
 
     @_runs
     def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
-        """Titles, then turns, latest first, with all words of ``text``, the last as a prefix."""
+        """Titles, then turns, latest first, with all words of ``text``."""
         return search.find(db, owner, text, limit)
 
     # Presets
@@ -350,8 +350,9 @@ class Store:
     @_runs
     def save_steps(self, db: Connection, turn: int, blob: bytes) -> None:
         """Keep a reply's steps, and drop the oldest replies' if all exceed the limit."""
-        _check_turn(db, turn)
-        db.execute("INSERT OR REPLACE INTO steps VALUES (?, ?)", (turn, blob))
+        query = "INSERT OR REPLACE INTO steps SELECT id, ? FROM turns WHERE id = ?"
+        if not db.execute(query, (blob, turn)).rowcount:
+            raise NoSuchChat("turn")
         self._drop_steps(db)
 
     def _drop_steps(self, db: Connection) -> None:
@@ -371,10 +372,11 @@ class Store:
 
     # Export and import
 
-    def export(self, owner: str, chat: str | None = None) -> Iterator[dict[str, Any]]:
-        """A chat, or all of the owner's, each with all of its turns and their steps."""
-        chats = self._ids(owner) if chat is None else [self.chat(chat, owner).id]
-        return (self._export(one, owner) for one in chats)
+    def export_json(self, owner: str, chat: str | None = None) -> Iterator[str]:
+        """A chat, or all of the owner's, each with all of its turns and their steps, as a JSON file
+        in parts. The store is asked for each chat when its part comes."""
+        ids = self._ids(owner) if chat is None else [chat]
+        yield from exports.as_json(self._export(one, owner) for one in ids)
 
     @_runs
     def _ids(self, db: Connection, owner: str) -> list[str]:
@@ -385,10 +387,6 @@ class Store:
     def _export(self, db: Connection, chat: str, owner: str) -> dict[str, Any]:
         found = get_chat(db, chat, owner, deleted=True)  # deleted since the first was exported
         return exports.as_dict(found, live_turns(db, chat), steps_of(db, chat))
-
-    def export_json(self, owner: str, chat: str | None = None) -> Iterator[str]:
-        """The same as a JSON file, in parts."""
-        return exports.as_json(self.export(owner, chat))
 
     @_runs
     def as_markdown(self, db: Connection, chat: str, owner: str) -> str:
@@ -411,13 +409,14 @@ class Store:
     @_runs
     def _add(self, db: Connection, owner: str, found: imports.Found) -> Chat | None:
         """Add a chat; None if it is there already, or was deleted and is now restored."""
+        origin = imports.origin(found.source, found.turns)
         rows = db.execute(
             "SELECT id, owner, origin FROM chats WHERE id = ? OR (owner = ? AND origin = ?)",
-            (found.chat.id, owner, found.origin),
+            (found.chat.id, owner, origin),
         ).fetchall()
         for row in (row for row in rows if row["owner"] == owner):
             turns = live_turns(db, row["id"])
-            if found.origin in (row["origin"], imports.origin(found.source, turns)):
+            if origin in (row["origin"], imports.origin(found.source, turns)):
                 set_fields(db, "chats", row["id"], deleted_at=None)
                 return None
         is_free = found.chat.id and all(row["id"] != found.chat.id for row in rows)
@@ -427,16 +426,6 @@ class Store:
             owner=owner,
             title=found.chat.title or title_of(found.turns),
         )
-        insert_chat(db, chat, found.turns, found.steps, found.origin)
+        insert_chat(db, chat, found.turns, found.steps, origin)
         self._drop_steps(db)
         return get_chat(db, chat.id, owner)
-
-
-def _check_turn(db: Connection, turn: int) -> None:
-    """Raise NoSuchChat if there is no such turn."""
-    if db.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is None:
-        raise NoSuchChat("turn")
-
-
-def _ended(turn: Turn) -> Turn:
-    return replace(turn, state="interrupted") if turn.state == "running" else turn

@@ -8,11 +8,25 @@ from pathlib import Path
 import pytest
 
 from app.page.chats import Chats
-from tests.support.page import Page, Written, served
+from tests.support.page import Page, Site, Written, served
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Iterator[tuple[Page, Written, Chats]]:
-    backend = Written()
+def backend() -> Written:
+    return Written()
+
+
+@pytest.fixture
+def site(backend: Written, tmp_path: Path) -> Iterator[Site]:
     with served(backend, tmp_path / "chats.db") as site:
-        yield site.page(), backend, site.chats
+        yield site
+
+
+@pytest.fixture
+def page(site: Site) -> Page:
+    return site.page()
+
+
+@pytest.fixture
+def chats(site: Site) -> Chats:
+    return site.chats

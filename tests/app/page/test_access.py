@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 
-from app.page.chats import Chats
 from tests.support.fake_backend import FakeBackend
 from tests.support.page import Page, Written, served
 
@@ -38,10 +37,7 @@ def test_every_key_and_every_browser_of_others_has_its_own_chats(tmp_path: Path)
         assert (answer.json()["owner"], "set-cookie" in answer.headers) == ("", False)
 
 
-def test_other_sites_and_unknown_methods_are_refused_in_the_endpoints_form(
-    written: tuple[Page, Written, Chats],
-) -> None:
-    page, _, _ = written
+def test_other_sites_and_unknown_methods_are_refused_in_the_endpoints_form(page: Page) -> None:
     own = str(page.client.base_url).removesuffix("/page/")
     for headers, status in (
         ({"Origin": "http://evil.example"}, 403),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from app.page.chats import FIRST_INCOGNITO, Chats
+from app.page.chats import FIRST_INCOGNITO
 from tests.support.fake_backend import DONE
 from tests.support.page import Page, Written, said, talk
 
 
 def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     chat, (one, first, _, _) = talk(page, backend, "one", "two")
     seq = page.get("state")["seq"]
     (second,) = page.post(f"turns/{first}/retry")["turns"]
@@ -52,9 +51,8 @@ def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(
 
 
 def test_chats_are_named_pinned_copied_deleted_exported_and_imported(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     chat, turns = talk(page, backend, "What's <up>?")
     assert page.get("search?q=up")["hits"][0]["snippet"] == ["What's <", "up", ">?"]
     changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True)
@@ -78,9 +76,8 @@ def test_chats_are_named_pinned_copied_deleted_exported_and_imported(
 
 
 def test_incognito_chats_are_in_no_list_no_file_and_no_memory(
-    written: tuple[Page, Written, Chats], tmp_path: Path
+    page: Page, backend: Written, tmp_path: Path
 ) -> None:
-    page, backend, _ = written
     seq = page.get("state")["seq"]
     chat = page.new_chat(incognito=True)
     asked, _ = page.post(f"chats/{chat}/messages", text="secret")["turns"]

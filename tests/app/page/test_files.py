@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from app.page.chats import Chats
-from app.page.files import size_of, with_files
+from app.page.prompt import with_files
+from app.page.turns import size_of
 from tests.support.fake_backend import DONE
 from tests.support.page import Page, Written, said
 
@@ -34,9 +34,8 @@ def test_sizes_count_utf_8_bytes(n: int, shown: str) -> None:
 
 
 def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     chat = page.new_chat()
     pdf = base64.b64encode(pdf_of("The hen.")).decode()
     files = [{"name": "fox.txt", "text": "The fox."}, {"name": "hen.pdf", "pdf": pdf}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -28,9 +29,16 @@ def render(text: str, marks: Marks | None = None) -> str:
     return "".join(render_blocks(text, marks))
 
 
+def marks_of(pieces: Iterable[tuple[str, bool]]) -> Marks:
+    marks = Marks()
+    for text, is_drafted in pieces:
+        marks.add(len(text), is_drafted)
+    return marks
+
+
 def growing_html(text: str) -> str:
     growing = Growing()
-    growing.update(text, Marks.of([(text, False)]))
+    growing.update(text, marks_of([(text, False)]))
     return "".join(growing.blocks)
 
 
@@ -82,7 +90,7 @@ def test_colours_mark_exactly_the_drafted_characters_and_change_nothing_else() -
         text = random_text(chance, chance.randint(3, 30))
         pieces = random_pieces(chance, text)
         drafted = {char for part, is_drafted in pieces for char in part if is_drafted}
-        plain, inside, outside = in_and_out(render(text, Marks.of(pieces)))
+        plain, inside, outside = in_and_out(render(text, marks_of(pieces)))
         assert plain == in_and_out(render(text))[0], text
         n_coloured += len(inside)
         for char in inside:
@@ -103,22 +111,22 @@ def test_a_growing_text_ends_up_like_the_whole_text() -> None:
         while shown < len(pieces):
             shown = min(len(pieces), shown + chance.randint(1, 6))
             part = "".join(text for text, _ in pieces[:shown])
-            first = growing.update(part, Marks.of(pieces[:shown]))
+            first = growing.update(part, marks_of(pieces[:shown]))
             if first is not None:
                 page[first:] = growing.blocks[first:]
             assert page == growing.blocks
-        assert "".join(page) == render(text + end, Marks.of(pieces)), text
+        assert "".join(page) == render(text + end, marks_of(pieces)), text
 
 
 def test_an_unfinished_line_does_not_settle_the_block_before_it() -> None:
     growing, text = Growing(), "a\n```x``` b\n"  # until its third last tick a block of code
     for n in range(len(text) + 1):
-        growing.update(text[:n], Marks.of([(text[:n], False)]))
+        growing.update(text[:n], marks_of([(text[:n], False)]))
     assert "".join(growing.blocks) == "<p>a<br />\n<code>x</code> b</p>\n"
 
 
 def test_a_text_that_has_ended_is_shown_as_it_is() -> None:
-    growing, marks = Growing(), Marks.of([("a\n\n**b", False)])
+    growing, marks = Growing(), marks_of([("a\n\n**b", False)])
     assert growing.update("a\n\n**b", marks) == 0
     assert growing.blocks == ["<p>a</p>\n", "<p><strong>b</strong></p>\n"]
     assert growing.finish("a\n\n**b", marks) == 1
@@ -187,7 +195,7 @@ def test_a_growing_block_of_code_is_shown_as_at_its_end_and_costs_what_is_new(
 def coloured(text: str) -> str:
     """Render a text drafted between « and », with its spans shown in the same way."""
     parts = re.split("[«»]", text)
-    html = render("".join(parts), Marks.of([(part, i % 2 == 1) for i, part in enumerate(parts)]))
+    html = render("".join(parts), marks_of([(part, i % 2 == 1) for i, part in enumerate(parts)]))
     return OPEN.sub("«", html).replace("</span>", "»")
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from app.page.outcome import outcome
-from app.page.race import Result, Running, race
+from app.page.race import Json, race
 from app.page.steps import cells, pack, shown
 from app.worker.messages import (
     ChatRequest,
@@ -35,24 +35,28 @@ def reply(seconds: float, *texts: str, n: int = 65) -> list[Event]:
     return [*tokens, done]
 
 
-def result_of(backend: FakeBackend, *methods: str, rounds: int, **more: object) -> Result:
+def result_of(backend: FakeBackend, *methods: str, rounds: int, **more: object) -> Json:
     asked = replace(REQUEST, **more)  # type: ignore[arg-type]
     *_, last = race(backend, asked, (methods[0], methods[1]), rounds)
-    assert isinstance(last, Result)
-    return last
+    return dict(last["result"])
+
+
+def running(n: int, n_rounds: int, method: str, n_tokens: int) -> Json:
+    return {"progress": {"round": n, "n_rounds": n_rounds, "method": method, "n_tokens": n_tokens}}
 
 
 def test_methods_run_in_turn_without_the_memory_and_the_median_counts() -> None:
     spent = [1.0, 0.5, 0.25, 1.0, 1.0, 0.4]  # ar, auto, auto, ar, ar, auto
-    backend = FakeBackend(*[reply(seconds, "a", "bc") for seconds in spent])
+    texts = ["a", "a", "a", "a", "bc", "bc"]
+    backend = FakeBackend(*map(reply, spent, texts))
     result = result_of(backend, "ar", "auto", rounds=3, memory="tab", record=True)
     assert [request.method for request in backend.requests] == "ar auto auto ar ar auto".split()
     assert {(request.memory, request.record) for request in backend.requests} == {(None, False)}
-    assert result.sentence == "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)"
-    assert result.texts == "Same text ✓"
-    assert [(run.method, run.text, run.done.decode_seconds) for run in result.played] == [
-        ("ar", "abc", 1.0),
-        ("auto", "abc", 0.4),
+    assert result["sentence"] == "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)"
+    assert result["texts"] == "Same text ✓"
+    assert [(run["method"], run["tokens"][0][1]) for run in result["played"]] == [
+        ("ar", "bc"),
+        ("auto", "bc"),
     ]
 
 
@@ -62,33 +66,32 @@ def test_tokens_have_their_times_and_progress_comes_ten_times_a_second() -> None
     events = [Tokens(((text, True), ("", False)), (1, 2)) for text in "abcd"]
     backend = FakeBackend([*events, done], [*events, done], [Failed("no model")])
     *found, result = race(backend, REQUEST, ("ar", "auto"), 1, clock=lambda: next(clock))
-    assert found == [Running(0, 1, name, n) for name in ("ar", "auto") for n in (0, 6)]
-    assert isinstance(result, Result)
-    run = result.played[0]
-    assert [(round(at, 2), text) for at, text, drafted in run.tokens if drafted] == [
+    assert found == [running(0, 1, name, n) for name in ("ar", "auto") for n in (0, 6)]
+    tokens = result["result"]["played"][0]["tokens"]
+    assert [(at, text) for at, text, drafted in tokens if drafted] == [
         (0.0, "a"),
         (0.05, "b"),
         (0.2, "c"),
         (0.25, "d"),
     ]
     failed = race(backend, REQUEST, ("ar", "auto"))
-    assert list(failed) == [Running(0, 3, "ar", 0), Failed("no model")]
+    assert list(failed) == [running(0, 3, "ar", 0), {"error": "no model"}]
     stopped = FakeBackend([Done("cancelled", "ar")])
-    assert list(race(stopped, REQUEST, ("ar", "auto"))) == [Running(0, 3, "ar", 0)]
+    assert list(race(stopped, REQUEST, ("ar", "auto"))) == [running(0, 3, "ar", 0)]
 
 
 def test_runs_that_are_too_short_together_give_no_number() -> None:
     for seconds, n in ((0.2, 65), (1.0, 20)):
         short = FakeBackend(*[reply(seconds, "a", n=n)] * 4)
         result = result_of(short, "ar", "auto", rounds=2)
-        assert result.sentence == "Too short for a number"
+        assert result["sentence"] == "Too short for a number"
     enough = FakeBackend(*[reply(0.3, "a", n=40)] * 4)
-    assert "is 1.0× as fast" in result_of(enough, "ar", "auto", rounds=2).sentence
+    assert "is 1.0× as fast" in result_of(enough, "ar", "auto", rounds=2)["sentence"]
 
 
 def test_where_texts_part_is_told() -> None:
     backend = FakeBackend(reply(1.0, "xy", "abc"), reply(1.0, "xy", "abd?"))
-    assert result_of(backend, "ar", "guess", rounds=1).texts == "The texts part at token 2"
+    assert result_of(backend, "ar", "guess", rounds=1)["texts"] == "The texts part at token 2"
 
 
 @pytest.fixture(scope="module")
@@ -127,16 +130,12 @@ def test_a_reply_of_a_model_is_summed_up(bundled: LocalBackend) -> None:
 def test_a_race_on_a_model_ends_with_what_both_wrote(bundled: LocalBackend) -> None:
     sampling = {"grammar": 'root ::= "one two three four five six seven eight nine ten"'}
     request = replace(REQUEST, sampling=sampling)
-    *runs, result = race(bundled, request, ("ar", "prompt-lookup"), 2)
-    assert [run.method for run in runs if isinstance(run, Running) and not run.n_tokens] == [
-        "ar",
-        "prompt-lookup",
-        "prompt-lookup",
-        "ar",
-    ]
-    assert isinstance(result, Result)
-    assert result.texts == "Same text ✓"
-    for run in result.played:
-        assert run.text == "one two three four five six seven eight nine ten"
-        assert [at for at, _, _ in run.tokens] == sorted(at for at, _, _ in run.tokens)
-        assert len(run.ids) == run.done.n_tokens
+    *told, end = race(bundled, request, ("ar", "prompt-lookup"), 2)
+    begun = [one["progress"] for one in told if not one["progress"]["n_tokens"]]
+    in_turn = ["ar", "prompt-lookup", "prompt-lookup", "ar"]
+    assert [one["method"] for one in begun] == in_turn
+    assert end["result"]["texts"] == "Same text ✓"
+    for run in end["result"]["played"]:
+        text = "".join(text for _, text, _ in run["tokens"])
+        assert text == "one two three four five six seven eight nine ten"
+        assert [at for at, _, _ in run["tokens"]] == sorted(at for at, _, _ in run["tokens"])

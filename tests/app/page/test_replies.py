@@ -31,9 +31,8 @@ from tests.support.page import Page, Written, said, served, talk
 
 
 def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     chat = page.new_chat(settings={"method": "guess", "system": " Be brief. ", "half": "\ud83d"})
     _, reply = page.post(f"chats/{chat}/messages", text="count\n")["turns"]
     assert (reply["state"], reply["method"], reply["model"]) == ("running", "guess", "m.gguf")
@@ -67,9 +66,8 @@ def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
 
 
 def test_messages_without_a_reply_and_reasoning_are_left_out_of_later_prompts(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     chat, _ = talk(page, backend, "one")
     page.post(f"chats/{chat}/messages", text="failed")
     backend.write(Failed("no model"))
@@ -89,10 +87,7 @@ def test_messages_without_a_reply_and_reasoning_are_left_out_of_later_prompts(
     assert backend.requests[-1].record
 
 
-def test_the_first_turn_that_is_still_read_is_marked_and_kept(
-    written: tuple[Page, Written, Chats],
-) -> None:
-    page, backend, _ = written
+def test_the_first_turn_that_is_still_read_is_marked_and_kept(page: Page, backend: Written) -> None:
     chat, turns = talk(page, backend, "one", "two", "three")
     page.post(f"chats/{chat}/messages", text="four")
     backend.write(LeftOut(2, 2048), "yes", DONE)
@@ -113,9 +108,8 @@ def test_the_first_turn_that_is_still_read_is_marked_and_kept(
 
 
 def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
-    written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
+    page: Page, backend: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, backend, _ = written
     monkeypatch.setattr(jobs, "SHOW_SECONDS", 0.05)
     chat, seq = page.new_chat(), page.get("state")["seq"]
     _, reply = page.post(f"chats/{chat}/messages", text="hi")["turns"]
@@ -143,9 +137,8 @@ def test_the_stream_tells_what_a_page_that_is_loaded_again_shows(
 
 
 def test_invalid_settings_are_named_before_anything_is_written(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     chat = page.new_chat(settings={"method": "guess"})
     for settings, name, told in (
         ({"method": "gess"}, "method", "is 'gess'; give one of ar, auto, guess"),
@@ -197,9 +190,8 @@ def test_replies_that_run_when_the_server_ends_are_kept_as_interrupted(tmp_path:
 
 
 def test_a_reply_is_saved_twice_a_second_and_again_when_the_disk_has_room(
-    written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
+    page: Page, backend: Written, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, backend, chats = written
     chat = page.new_chat()
     seq = page.get("state")["seq"]
     _, reply = page.post(f"chats/{chat}/messages", text="hi")["turns"]
@@ -224,9 +216,8 @@ def test_a_reply_is_saved_twice_a_second_and_again_when_the_disk_has_room(
 
 
 def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
-    written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
+    page: Page, backend: Written, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, backend, chats = written
     monkeypatch.setattr(jobs, "SHOW_SECONDS", 0.005)  # more updates than there ever are
     chat, parent = page.new_chat(), None
     for number in range(75):
@@ -255,9 +246,8 @@ def test_a_message_in_a_chat_of_150_turns_costs_its_own_text(
 
 
 def test_a_message_is_one_transaction(
-    written: tuple[Page, Written, Chats], monkeypatch: pytest.MonkeyPatch
+    page: Page, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, _, chats = written
     chat, n = page.new_chat(), 0
     submit = chats.kept.database.submit
 
@@ -323,9 +313,8 @@ def races(page: Page, after: int, race: str) -> list[dict[str, Any]]:
 
 
 def test_a_change_of_the_models_state_reaches_a_page_that_opens_its_stream_later(
-    written: tuple[Page, Written, Chats],
+    page: Page, backend: Written
 ) -> None:
-    page, backend, _ = written
     for done in (7, 8):
         shown = page.get("state")
         backend.state = Status(MODEL, Loading("x", "load", done, 100))
