@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from app.api import replies, reply
 from app.api.errors import ApiError
-from app.api.facts import legacy_logprobs
-from app.api.replies import Gathered, Replies, Shown
+from app.api.facts import Gathered, Shown, legacy_logprobs
+from app.api.replies import Replies
 from app.api.service import Service
 from app.server import address, bind, endpoint, guard, serve
 from app.start import common_memory, parse_flags
@@ -48,10 +48,20 @@ class Endless:
         return self.events
 
 
+async def finished(replies: Replies) -> list[Gathered]:
+    """What came of the replies."""
+    try:
+        async for _ in replies.events():
+            pass
+    finally:
+        replies.close()
+    return replies.choices
+
+
 def test_a_cancelled_run_stops_its_requests_even_while_text_arrives() -> None:
     async def cancelled_after(n_turns: int) -> bool:
         backend: Any = Endless()
-        work = asyncio.ensure_future(Replies(backend, [ChatRequest("one")], 100).finish())
+        work = asyncio.ensure_future(finished(Replies(backend, [ChatRequest("one")], 100)))
         await asyncio.sleep(0.01)
         backend.events.put(Tokens((("a", False),)))
         for _ in range(n_turns):
