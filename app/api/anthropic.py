@@ -32,8 +32,8 @@ from app.api.requests import (
     ToolChoice,
 )
 from app.api.response_tools import defined
-from app.api.service import Engine, Service
-from app.worker.messages import ChatRequest, Done, Event
+from app.api.service import Engine
+from app.worker.messages import Done, Event
 
 router = APIRouter(route_class=Call)
 
@@ -223,14 +223,13 @@ async def count(asked: CountRequest, http: Request, service: Engine) -> dict[str
     return {"input_tokens": (await service.rendered(asked, http)).n_tokens}
 
 
-class MessageReply(Conversation):
+class MessageReply(Conversation[MessagesRequest]):
     """The answer as a message."""
 
-    has_names = True
+    has_names: ClassVar = True
 
-    def __init__(self, service: Service, asked: Chat, requests: Sequence[ChatRequest]) -> None:
-        super().__init__(service, asked, requests)
-        self._stop = asked.stop
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._message: dict[str, Any] = {
             "id": new_id("msg"),
             "type": "message",
@@ -285,7 +284,7 @@ class MessageReply(Conversation):
 
     def ended(self, number: int, reason: str, done: Done) -> Iterator[Chunk]:
         delta = {"stop_reason": _STOPS.get(reason, "end_turn"), "stop_sequence": None}
-        if reason == "stop" and done.stop_string in self._stop:
+        if reason == "stop" and done.stop_string in self.asked.stop:
             delta = {"stop_reason": "stop_sequence", "stop_sequence": done.stop_string}
         counts = _usage(done.n_prompt, done.n_reused, done.n_tokens)
         self._message |= {**delta, "usage": counts}

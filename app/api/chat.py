@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
@@ -13,9 +13,9 @@ from fastapi.responses import Response
 from app.api.body import Call
 from app.api.facts import Gathered, Shown, legacy_logprobs, timings, token_logprobs, usage
 from app.api.infill import before_suffix
-from app.api.reply import Block, Chunk, Conversation, Reply, reason_of
-from app.api.requests import ChatCompletion, Completion, Sampling
-from app.api.service import FINGERPRINT, Engine, Service
+from app.api.reply import Asked, Block, Chunk, Conversation, Reply, reason_of
+from app.api.requests import ChatCompletion, Completion
+from app.api.service import FINGERPRINT, Engine
 from app.worker.messages import ChatRequest, Done, Event, Tokens
 
 router = APIRouter(route_class=Call)
@@ -42,23 +42,23 @@ async def complete(asked: Completion, http: Request, service: Engine) -> Respons
     return await TextReply(service, asked, requests).answer()
 
 
-class _Written(Reply):
+class _Written(Reply[Asked]):
     """What OpenAI's two forms of an answer have in common."""
 
-    id_, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    names: ClassVar = ("cmpl", "text_completion", "text_completion")  # of ids, answers, chunks
 
-    def __init__(self, service: Service, asked: Sampling, requests: Sequence[ChatRequest]) -> None:
-        super().__init__(service, asked, requests)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._head: dict[str, Any] = {
-            "id": f"{self.id_}-{uuid4().hex}",
-            "object": self.kind,
+            "id": f"{self.names[0]}-{uuid4().hex}",
+            "object": self.names[1],
             "created": int(time.time()),
             "model": self.model,
             "system_fingerprint": FINGERPRINT,
         }
 
     def chunk(self, *choices: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        return {**self._head, "object": self.chunk_kind, "choices": [*choices], **more}
+        return {**self._head, "object": self.names[2], "choices": [*choices], **more}
 
     def end(self) -> Iterator[Chunk]:
         if self.asked.stream_options.include_usage:
@@ -81,10 +81,10 @@ class _Written(Reply):
         return found
 
 
-class ChatReply(_Written, Conversation):
+class ChatReply(_Written[ChatCompletion], Conversation[ChatCompletion]):
     """The answer as a chat completion."""
 
-    id_, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    names: ClassVar = ("chatcmpl", "chat.completion", "chat.completion.chunk")
 
     def start(self) -> Iterator[Chunk]:
         for number in range(len(self.replies.choices)):
@@ -137,9 +137,9 @@ class ChatReply(_Written, Conversation):
         return self.chunk(choice, **more, **self.times(self.replies.choices[number]))
 
     def _logprobs(self, shown: Sequence[Shown]) -> dict[str, Any]:
-        if self.replies.requests[0].logprobs is None:
+        if self.requests[0].logprobs is None:
             return {}
-        return {"logprobs": {"content": token_logprobs([token.chances for token in shown])}}
+        return {"logprobs": {"content": token_logprobs(shown)}}
 
 
 _NAMES = {"text": "content", "reasoning": "reasoning_content"}
@@ -151,15 +151,15 @@ def _call(block: Block) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-class TextReply(_Written):
+class TextReply(_Written[Completion]):
     """The answer as OpenAI's older completion."""
 
-    def __init__(self, service: Service, asked: Sampling, requests: Sequence[ChatRequest]) -> None:
-        super().__init__(service, asked, requests)
-        self._choices = [_Text(number, request) for number, request in enumerate(requests)]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choices = [_Text(number, request) for number, request in enumerate(self.requests)]
 
     def start(self) -> Iterator[Chunk]:
-        for number, request in enumerate(self.replies.requests):
+        for number, request in enumerate(self.requests):
             if request.echo and request.logprobs is None:
                 yield self._chunk(number, "")
 
@@ -170,7 +170,7 @@ class TextReply(_Written):
             yield self._chunk(number, "", reason_of(event))
 
     def choice(self, number: int, gathered: Gathered) -> dict[str, Any]:
-        whole = _Text(number, self.replies.requests[number])
+        whole = _Text(number, self.requests[number])
         return whole.more(gathered.text, gathered, reason_of(gathered.done))
 
     def _chunk(self, number: int, text: str, reason: str | None = None) -> Chunk:

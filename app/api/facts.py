@@ -162,9 +162,11 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def token_logprobs(chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> list[dict[str, Any]]:
+def token_logprobs(tokens: Sequence[Shown]) -> list[dict[str, Any]]:
     """Tokens and their log probabilities, with the likeliest ones, as OpenAI has them."""
-    return [{**_chance(own), "top_logprobs": [_chance(one) for one in top]} for own, top in chances]
+    return [
+        {**_chance(own), "top_logprobs": [_chance(one) for one in top]} for _, (own, top) in tokens
+    ]
 
 
 def native_probs(
@@ -201,7 +203,7 @@ def legacy_logprobs(tokens: Sequence[Shown], at: int = 0) -> dict[str, Any]:
         "token_logprobs": [own.logprob for own, _ in chances],
         "top_logprobs": [_by_name(own, top) for own, top in chances],
         "text_offset": offsets,
-        "content": token_logprobs(chances),
+        "content": token_logprobs(tokens),
     }
 
 

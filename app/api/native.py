@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -176,18 +176,15 @@ async def completed(service: Service, asked: Completion, http: Request) -> Respo
     return await _NativeReply(service, asked, requests, is_list).answer()
 
 
-class _NativeReply(Reply):
-    """The answer as llama-server's completion."""
+@dataclass
+class _NativeReply(Reply[Completion]):
+    """The answer as llama-server's completion; a list of them if ``is_list``."""
 
-    def __init__(
-        self, service: Service, asked: Completion, requests: Sequence[ChatRequest], is_list: bool
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self._service, self._asked, self._is_list = service, asked, is_list
+    is_list: bool
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
         timed = self.times(gathered)
-        if self._asked.return_progress and (progress := gathered.progress(event)):
+        if self.asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
             yield {**head, "prompt_progress": progress, **timed}
         if isinstance(event, Tokens):
@@ -208,23 +205,23 @@ class _NativeReply(Reply):
 
     def whole(self) -> Any:
         found = [self._choice(number) for number in range(len(self.replies.choices))]
-        return found if self._is_list else found[0]
+        return found if self.is_list else found[0]
 
     def _choice(self, number: int) -> dict[str, Any]:
         """The answer for one prompt."""
-        request, gathered = self.replies.requests[number], self.replies.choices[number]
+        request, gathered = self.requests[number], self.replies.choices[number]
         done, text = gathered.done, gathered.text
         assert done is not None
         return {
             "index": number,
             "content": text,
-            "tokens": gathered.ids if self._asked.return_tokens else [],
+            "tokens": gathered.ids if self.asked.return_tokens else [],
             "id_slot": number,
             "stop": True,
             "model": self.model,
             "tokens_predicted": done.n_tokens,
             "tokens_evaluated": done.n_prompt,
-            "generation_settings": settings(request, self._service),
+            "generation_settings": settings(request, self.service),
             "prompt": done.prompt,
             "has_new_line": "\n" in text,
             "truncated": done.finish_reason == "context",
@@ -236,7 +233,7 @@ class _NativeReply(Reply):
         }
 
     def _probs(self, chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> dict[str, Any]:
-        found = native_probs(chances, self._asked.post_sampling_probs)
+        found = native_probs(chances, self.asked.post_sampling_probs)
         return {"completion_probabilities": found}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 from uuid import uuid4
 
 from fastapi.responses import Response
@@ -20,6 +20,8 @@ from app.api.sse import PING, EventStream, with_pings
 from app.worker.messages import ChatRequest, Done, Event, Opening, Tokens
 from speculation.chat.reply_parser import CallStart, Content, Delta, Reasoning, ReplyParser
 
+Asked = TypeVar("Asked", bound=Sampling)
+
 PING_SECONDS = 2.0
 Chunk = Mapping[str, Any] | str
 
@@ -28,19 +30,22 @@ def new_id(kind: str) -> str:
     return f"{kind}_{uuid4().hex}"
 
 
-class Reply(ABC):
+@dataclass
+class Reply(ABC, Generic[Asked]):
     """A call's answer.
 
     has_names  whether a stream's events have their ``type`` as a name. While such a stream is
                silent, an event tells that it lives: to Codex, a comment does not
     """
 
-    has_names = False
+    service: Service
+    asked: Asked
+    requests: Sequence[ChatRequest]
+    has_names: ClassVar = False
 
-    def __init__(self, service: Service, asked: Sampling, requests: Sequence[ChatRequest]) -> None:
-        self.asked = asked
-        self.replies = service.replies(requests)
-        self.model = service.name()
+    def __post_init__(self) -> None:
+        self.replies = self.service.replies(self.requests)
+        self.model = self.service.name()
 
     async def answer(self) -> Response:
         """The answer, as a stream if the call asks for one. A whole one is made of the same
@@ -134,12 +139,11 @@ class _Choice:
     reason: str = ""  # for its end, in OpenAI's words
 
 
-class Conversation(Reply):
+class Conversation(Reply[Asked]):
     """The answer to a chat, in any API's words, written block by block."""
 
-    def __init__(self, service: Service, asked: Sampling, requests: Sequence[ChatRequest]) -> None:
-        super().__init__(service, asked, requests)
-        self._request = requests[0]
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.written: dict[int, _Choice] = {}  # by number, once the engine takes the tools
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
@@ -169,7 +173,7 @@ class Conversation(Reply):
             yield from self.ended(number, choice.reason, event)
 
     def _parser(self, opening: Opening) -> ReplyParser:
-        tools, choice = self._request.tools, self._request.tool_choice
+        tools, choice = self.requests[0].tools, self.requests[0].tool_choice
         return ReplyParser(
             opening.calls if tools and choice != "none" else None, opening.mark, tools
         )

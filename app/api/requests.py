@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AliasChoices,
+    AliasPath,
     BaseModel,
     BeforeValidator,
     Field,
@@ -164,34 +165,33 @@ def _value(value: Any) -> str:
     )
 
 
-class JsonSchema(Posted, extra="allow"):
-    schema_: dict[str, Any] | bool = Field(alias="schema")
-    strict: bool = False
-
-
 class ResponseFormat(Posted, extra="allow"):
     """The form of a reply. Chat completions have the schema in ``json_schema.schema``;
     llama-server, responses and messages have it in ``schema``."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: bool = False
+    schema_: dict[str, Any] | bool | None = Field(
+        None,
+        validation_alias=AliasChoices(AliasPath("json_schema", "schema"), "schema"),
+        serialization_alias="schema",
+    )
+    strict: bool = Field(
+        False, validation_alias=AliasChoices(AliasPath("json_schema", "strict"), "strict")
+    )
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The fields of ``SamplingParams`` that hold a reply to this form."""
         if self.type == "text":
             return {}
-        form = self.json_schema or self
-        if form.schema_ is None and self.type == "json_schema":
+        if self.schema_ is None and self.type == "json_schema":
             raise ApiError(
                 "response_format has type json_schema but no schema; give one as "
                 '"json_schema": {"schema": …}',
                 param="response_format",
             )
-        schema = {"type": "object"} if form.schema_ is None else form.schema_
-        return {"json_schema": schema, "strict": form.strict}
+        schema = {"type": "object"} if self.schema_ is None else self.schema_
+        return {"json_schema": schema, "strict": self.strict}
 
 
 class StreamOptions(Posted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,8 +34,8 @@ from app.api.requests import (
     Talk,
 )
 from app.api.response_tools import Offered, Tool
-from app.api.service import Engine, Service, memory_of
-from app.worker.messages import ChatRequest, Done
+from app.api.service import Engine, memory_of
+from app.worker.messages import Done
 from speculation.chat.reasoning import find_reasoning
 from speculation.chat.tools import object_of
 
@@ -211,22 +212,16 @@ async def delete(id_: str, http: Request, service: Engine) -> dict[str, Any]:
     return {"id": id_, "object": "response", "deleted": True}
 
 
-class ResponseReply(Conversation):
-    """The answer as a response."""
+@dataclass
+class ResponseReply(Conversation[ResponsesRequest]):
+    """The answer as a response; its ``owner`` may go on from it later."""
 
-    has_names = True
+    owner: str
+    has_names: ClassVar = True
 
-    def __init__(
-        self,
-        service: Service,
-        asked: ResponsesRequest,
-        requests: Sequence[ChatRequest],
-        owner: str,
-    ) -> None:
-        """``owner`` may go on from the response later."""
-        super().__init__(service, asked, requests)
-        self._given, self._history, self._owner = asked, service.history, owner
-        sampling = requests[0].sampling
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked, sampling = self.asked, self.requests[0].sampling
         given = asked.model_dump(
             include={"tool_choice", "tools", "text"}, exclude_unset=True, by_alias=True
         )
@@ -285,10 +280,10 @@ class ResponseReply(Conversation):
             "total_tokens": done.n_prompt + done.n_tokens,
         }
         self._response |= {"status": status, "usage": counts, "completed_at": int(time.time())}
-        if self._given.store:
-            before = [item.model_dump(exclude_unset=True) for item in self._given.items]
+        if self.asked.store:
+            before = [item.model_dump(exclude_unset=True) for item in self.asked.items]
             items = [*before, *self._response["output"]]
-            self._history.add(self._owner, self._response, items)
+            self.service.history.add(self.owner, self._response, items)
         yield {**self._whole(f"response.{status}"), "timings": timings(done)}
 
     def failed(self, error: ApiError) -> Iterator[Chunk]:
@@ -300,7 +295,7 @@ class ResponseReply(Conversation):
 
     def begun(self, number: int, block: Block, shown: Sequence[Shown]) -> Iterator[Chunk]:
         if block.kind == "call":
-            item: dict[str, Any] = self._given.call(block.name)
+            item: dict[str, Any] = self.asked.call(block.name)
             kind = {"function_call": "fc", "custom_tool_call": "ctc"}.get(item["type"], "tsc")
             item |= {"id": new_id(kind), "call_id": block.id}
         elif block.kind == "text":
@@ -320,7 +315,7 @@ class ResponseReply(Conversation):
             if self._item["type"] == "function_call":  # others' JSON holds what the client gets
                 yield self._of("response.function_call_arguments.delta", block, delta=text)
         elif block.kind == "text":
-            logprobs = token_logprobs([token.chances for token in shown])
+            logprobs = token_logprobs(shown)
             self._logprobs += logprobs
             yield self._part("response.output_text.delta", block, delta=text, logprobs=logprobs)
         else:

@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import ApiError
-from app.api.replies import last_event, while_connected
+from app.api.replies import last_event
 from app.worker.backend import Backend
 from app.worker.messages import Event, Failed, ModelSpec, Unload
 from app.worker.wording import failure
@@ -69,7 +69,7 @@ class Models:
         """
         wanted, is_named = await self._wanted(asked)
         if self.switches and is_named:
-            await while_connected(http, self._end_of_load())
+            await self._end_of_load()
         status = self._backend.status()
         is_loading = self._task is None and status.loading is not None
         has_begun = status.model is not None or status.error is not None or self.is_asleep
@@ -78,7 +78,7 @@ class Models:
             return  # nothing is switched, or this call holds a model already
         if is_loading or not (has_begun or self._task):
             return  # somebody else loads a model: this call will hear of it
-        await while_connected(http, self._turn(wanted, holds))
+        await self._turn(wanted, holds)
 
     async def others(self) -> list[dict[str, Any]]:
         """The models beside the loaded one, for a list of models."""

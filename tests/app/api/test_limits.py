@@ -23,8 +23,8 @@ from app.worker.messages import (
     Status,
     Tokenize,
 )
-from tests.app.api.test_replies import Recording, client, finished
-from tests.support.fake_backend import DONE, MODEL, FakeBackend, played
+from tests.app.api.test_replies import client, finished
+from tests.support.fake_backend import DONE, MODEL, FakeBackend, Recording, played
 
 HELLO = {"role": "user", "content": "hi"}
 EMPTY = {"role": "user", "content": ""}

@@ -31,7 +31,7 @@ from app.worker.messages import (
     Tokens,
     Waiting,
 )
-from tests.support.fake_backend import DONE, FakeBackend, played
+from tests.support.fake_backend import DONE, FakeBackend, Recording, played
 
 
 class Endless:
@@ -76,12 +76,8 @@ def test_a_cancelled_run_stops_its_requests_even_while_text_arrives() -> None:
     assert asyncio.run(all_cancelled()) == [True] * 6
 
 
-class Recording(FakeBackend):
-    """A backend for an endpoint: keeps requests, and answers with one event."""
-
-    def reply(self, request: ChatRequest) -> Events:
-        self.requests.append(request)
-        return played([DONE])
+class Reporting(Recording):
+    """A backend for an endpoint, which has done something."""
 
     def report(self) -> Report:
         return Report(
@@ -90,7 +86,7 @@ class Recording(FakeBackend):
 
 
 def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
-    with client(Recording()) as http:
+    with client(Reporting()) as http:
         assert http.get("/health").json() == {"status": "ok"}
         assert http.head("/").status_code == 200  # as Claude Code asks at its start
         assert http.get("/props").json()["model_path"] == ""
@@ -148,7 +144,7 @@ def client(backend: Any, keys: Sequence[str] = ()) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1", headers=key)
 
 
-class Scripted(Recording):
+class Scripted(FakeBackend):
     """Replies with given events."""
 
     events: Events

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from app.api import switching
 from app.api.errors import ApiError
+from app.api.replies import while_connected
 from app.api.switching import HoldModels, Models
 from app.start import parse_flags
 from app.worker.events import Events
@@ -75,7 +76,8 @@ class Call:
         self.task = asyncio.ensure_future(HoldModels(self._answer)({}, self._receive, self._send))
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._models.take(self._name, Request({"type": "http", **scope}, receive))
+        http = Request({"type": "http", **scope}, receive)
+        await while_connected(http, self._models.take(self._name, http))
         model = self._backend.status().model
         self.model = None if model is None else model.spec.model
         await self._end.wait()
