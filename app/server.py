@@ -34,9 +34,10 @@ SLOWEST = 1000  # … a request comes, or so many bytes of it a second
 def endpoint(service: Service) -> FastAPI:
     """An app with the endpoint's routes alone."""
     app = FastAPI(title="Speculation", docs_url=None, redoc_url=None)
+    app.state.service = service
     handle_errors(app)
     for module in (chat, responses, anthropic, embeddings, infill, native, metrics):
-        app.include_router(module.routes(service))
+        app.include_router(module.router)
     app.add_middleware(HoldModels)
     return app
 
