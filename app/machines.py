@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from app.guard import is_loopback
 from batching.errors import WorkerError
 from batching.llama import rpc
-from batching.llama.computed_by import why_no_gpu
 from batching.llama.devices import Device, Placement, devices, gpus
 from batching.llama.hardware import physical_cores
 from speculation.system.cache_folder import cache_folder
+from speculation.system.computed_by import why_no_gpu
 from speculation.system.console import run_command
 
 OPEN = """\

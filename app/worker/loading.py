@@ -33,7 +33,6 @@ from batching.errors import InvalidParameter, MissingResource, SpeculationError
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.gguf.unsupported import check_model_file
-from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
 from batching.llama.devices import Placement
 from batching.llama.hardware import physical_cores
@@ -43,6 +42,7 @@ from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.system.computed_by import computed_by
 from speculation.text import Text
 
 DEFAULT_PARALLEL = 4  # texts written at a time
