@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
+from batching.errors import CannotRewind, PromptTooLong, TreeError
 from batching.rows import Rows, text_rows
 from batching.slots import Slot, decoding
 from batching.target import ALL, END, Output, Target
@@ -83,10 +83,10 @@ class SequenceCache:
         Called only when a tree needs them: a chain's rows belong to every sequence in use, which
         costs 1% of a small model's step with 5 sequences, 4% with 20 and 7% with 64.
 
-        Raises TreeTooWide if the context has fewer.
+        Raises TreeError if the context has fewer.
         """
         if n_seq > self.target.n_seq_max:
-            raise TreeTooWide(
+            raise TreeError(
                 f"the method needs {n_seq} sequences, the context has {self.target.n_seq_max}; "
                 f"lower the number of branches, window columns or guesses"
             )

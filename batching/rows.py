@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batching.errors import TreeTooWide
+from batching.errors import TreeError
 from batching.tree import Floats, TokenTree
 
 
@@ -74,7 +74,7 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
         left   11        1
         right  11        2
 
-    Raises TreeTooWide if the tree has more than ``n_seq - 1`` branches.
+    Raises TreeError if the tree has more than ``n_seq - 1`` branches.
     """
     n = len(tree)
     if n == 1:
@@ -160,7 +160,7 @@ def _seq_ids(tree: TokenTree, n_seq: int) -> list[range]:
         n_leaves[node] = n_leaves[node] or 1
         n_leaves[parents[node]] += n_leaves[node]
     if n_leaves[0] >= n_seq:
-        raise TreeTooWide(
+        raise TreeError(
             f"the tree has {n_leaves[0]} branches and needs {n_leaves[0] + 1} sequences, {n_seq} "
             f"are in use; lower the number of branches or guesses, or reserve more sequences"
         )

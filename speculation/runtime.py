@@ -14,7 +14,6 @@ from batching.errors import (
     ContextError,
     SpeculationError,
     UnsupportedModel,
-    VocabularyMismatch,
     check_ranges,
 )
 from batching.gguf.reader import fingerprint
@@ -103,8 +102,8 @@ class Runtime:
         """What was loaded from ``source``: ``heads`` as ``load_heads`` returns them, ``draft``, the
         context of a draft model, and ``embedder``, which has an embedding model.
 
-        Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
-        none, InvalidParameter if ``source.memory`` is not a memory of this model.
+        Raises UnsupportedModel if the vocabularies differ or the model has none, InvalidParameter
+        if ``source.memory`` is not a memory of this model.
         """
         check_vocabulary(model)
         if draft is not None:
@@ -196,7 +195,7 @@ class Runtime:
         except BaseException as error:
             for item in reversed(opened):
                 item.close()
-            if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
+            if isinstance(error, UnsupportedModel | ContextError):
                 require_no_heads(loading, source.kinds)
             raise
 

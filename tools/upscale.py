@@ -270,7 +270,7 @@ def write_upscaled(source: Source, out: Path, to: Shape, kind: str) -> None:
     """Write ``source`` upscaled to ``to``, with matrices of the type ``kind`` and vectors in F32.
 
     Keeps one tensor in memory at a time. Raises UpscaleError if the type does not fit the shape or
-    the disk is too full, DiskFull if it fills up while writing; a partial file is removed.
+    the disk is too full, SpeculationError if it fills up while writing; a partial file is removed.
     """
     rng = np.random.default_rng(0)
     tensors = {

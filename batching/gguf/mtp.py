@@ -43,7 +43,7 @@ class MtpLayers(NamedTuple):
 def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
     """Find the MTP layers of the model at ``path``; for a split model, in all its files.
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF or UnsupportedModel.
+    Raises ModelError, and UnsupportedModel for another format version.
     """
     files = [GGUFFile(path.with_name(name)) for name in part_names(path.name)]
     architecture = str(files[0].metadata.get("general.architecture"))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel
+from batching.errors import ModelError, UnsupportedModel
 from batching.gguf.types import BF16, F16, F32, I32, REMOVED, TYPES, type_name
 from batching.tree import Floats
 
@@ -44,7 +44,8 @@ class GGUFFile:
     metadata  values by key: numbers, strings, lists of numbers; ``texts`` reads lists of strings
     tensors   by name; their types may be unknown (``check_type``)
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, or UnsupportedModel for another format version.
+    Raises ModelError if there is no such file, or it is damaged or incomplete; UnsupportedModel for
+    another format version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -239,26 +240,24 @@ class GGUFFile:
             )
         return math.prod(tensor.shape) // kind.n_values * kind.n_bytes
 
-    def _damaged(self, what: str) -> NotGGUF:
-        return NotGGUF(f"{self.path} is damaged: {what}; download it again or recreate it")
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self.path} is damaged: {what}; download it again or recreate it")
 
-    def _truncated(self, where: str) -> TruncatedGGUF:
-        return TruncatedGGUF(
+    def _truncated(self, where: str) -> ModelError:
+        return ModelError(
             f"{self.path} is incomplete: it ends after {len(self._bytes):,} bytes, {where}; "
             f"download it again or recreate it"
         )
 
 
 def check_file(path: Path) -> None:
-    """Check that ``path`` is a GGUF. Raises ModelFileMissing or NotGGUF."""
+    """Check that ``path`` is a GGUF. Raises ModelError."""
     if not path.is_file():
-        raise ModelFileMissing(
-            f"file not found: {path}; check the path, or give a name from models.txt"
-        )
+        raise ModelError(f"file not found: {path}; check the path, or give a name from models.txt")
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
-        raise NotGGUF(
+        raise ModelError(
             f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
             f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
         )

@@ -57,8 +57,8 @@ class Limits(NamedTuple):
 def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:
     """Check the model at ``path``; return its files, all parts of a split model that exist.
 
-    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; ModelFileMissing,
-    NotGGUF or TruncatedGGUF.
+    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; ModelError
+    if the file is missing, damaged or incomplete.
     """
     check_file(path)
     parts = [path.with_name(name) for name in part_names(path.name)]

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import DiskFull
+from batching.errors import SpeculationError
 from batching.gguf.types import TYPES
 from batching.replacing import replacing
 
@@ -82,7 +82,8 @@ def write_gguf(
 ) -> None:
     """Write a GGUF to ``path``, which appears only once complete.
 
-    ``progress(bytes_done, bytes_total)`` is called after each tensor. Raises DiskFull.
+    ``progress(bytes_done, bytes_total)`` is called after each tensor. Raises
+    SpeculationError if the disk is full.
     """
     sizes = [n_bytes(tensor.shape, tensor.type) for tensor in tensors.values()]
     try:
@@ -98,7 +99,7 @@ def write_gguf(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise DiskFull(
+        raise SpeculationError(
             f"cannot write {path}: the disk is full or over quota ({error}); free some space or "
             f"write to another disk"
         ) from error

@@ -22,7 +22,6 @@ from batching.errors import (
     CacheFull,
     CannotRewind,
     ContextError,
-    DecodeFailed,
     InvalidParameter,
     UnsupportedModel,
 )
@@ -172,8 +171,8 @@ class Context:
     ) -> Output:
         """Run one ``llama_decode``; the returned views are valid until the next one.
 
-        Raises CacheFull if no cells are free, TreeTooLarge if the rows exceed the batch,
-        DecodeFailed if llama.cpp rejects them or fails, Cancelled if ``watch`` returns True; see
+        Raises CacheFull if no cells are free, TreeError if the rows exceed the batch,
+        ContextError if llama.cpp rejects them or fails, Cancelled if ``watch`` returns True; see
         ``Target``.
         """
         with self._lock:
@@ -187,7 +186,7 @@ class Context:
         """Start a decode; a CPU has then computed it, a device may still compute."""
         self._row_ids = None
         if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
-            raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
+            raise ContextError("the state of a text was lost in a failed decode; start it again")
         if self._sampling.is_possible:
             self._sampling.prepare(native, rows)
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
@@ -254,7 +253,7 @@ class Context:
         if code == -2:
             return out_of_memory(f"not enough memory to compute {n_rows} rows ({log})", self.model)
         # A GPU may have room for the cache but not for the compute buffers.
-        return DecodeFailed(
+        return ContextError(
             f"llama_decode returned {code} for {n_rows} rows: {log}; if memory is short, lower "
             f"{{n_ctx}} or {{n_gpu_layers}}",
             settings=("n_ctx", "n_gpu_layers"),
@@ -300,7 +299,7 @@ class Context:
     def encode(self, features: Floats) -> Floats:
         """Run a head's encoder on features of its target, (n, width) -> (n, n_embd).
 
-        Raises DecodeFailed if llama.cpp rejects them or fails.
+        Raises ContextError if llama.cpp rejects them or fails.
         """
         if self._features is None:
             self._features = BatchMemory(self.n_batch, self.n_seq_max)
@@ -320,7 +319,7 @@ class Context:
             batch.fill(rows)
             code = C.llama_encode(native.handle, batch.struct)
             if code:
-                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {chunk.shape[1]}")
+                raise ContextError(f"llama_encode returned {code} for {n} rows of {chunk.shape[1]}")
             address = internal("llama_get_embeddings_nextn")(native.handle)
             buffer = (ctypes.c_float * encoded.size).from_address(address)
             encoded[:] = np.ctypeslib.as_array(buffer).reshape(encoded.shape)

@@ -133,7 +133,7 @@ class Placement:
     def chosen(self) -> list[Device]:
         """The devices, in order; the workers are connected.
 
-        Raises InvalidParameter for a device that is not there, WorkerError for such a worker.
+        Raises InvalidParameter for a device that is not there, ModelError for such a worker.
         """
         rpc.connect(self.workers)
         known = [

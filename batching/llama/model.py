@@ -72,7 +72,7 @@ class Model:
     n_cpu_moe  its first layers, whose experts are in main memory
     kv_values  keys and values of a token in the cache of each layer, at most
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
+    Raises ModelError if the file is missing, damaged or incomplete, UnsupportedModel, OutOfMemory.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class Trainer(ABC, Generic[P]):
 
     @abstractmethod
     def write(self, path: Path) -> None:
-        """Write the heads to a file. Raises DiskFull."""
+        """Write the heads to a file. Raises SpeculationError."""
 
     def training_batch(self, items: list[int]) -> Batch:
         return self.data.batch(items)

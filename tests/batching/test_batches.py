@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batching.cache import Reading, SequenceCache, n_kept, worth_saving
-from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
+from batching.errors import PromptTooLong, TreeError
 from batching.llama.batch import BatchMemory
 from batching.llama.model import size_name
 from batching.rows import Row, Rows, n_sequences, rows_back, tree_rows
@@ -122,11 +122,11 @@ def test_the_batch_memory_holds_the_rows() -> None:
 
 
 def test_too_many_rows_branches_or_sequences_are_an_error_with_both_counts() -> None:
-    with pytest.raises(TreeTooLarge, match="5 rows do not fit a batch of 4"):
+    with pytest.raises(TreeError, match="5 rows do not fit a batch of 4"):
         BatchMemory(n_batch=4, n_seq_max=5).fill(tree_rows(branching_tree(), 0, 5))
-    with pytest.raises(TreeTooWide, match="3 branches and needs 4 sequences, 3 are in use"):
+    with pytest.raises(TreeError, match="3 branches and needs 4 sequences, 3 are in use"):
         tree_rows(branching_tree(), 0, 3)
-    with pytest.raises(TreeTooWide, match="needs 65 sequences, the context has 64"):
+    with pytest.raises(TreeError, match="needs 65 sequences, the context has 64"):
         SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from batching.errors import NotGGUF, UnsupportedModel
+from batching.errors import ModelError, UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.gguf.unsupported import check_model_file
 from batching.llama.context import Context, ContextParams
@@ -176,7 +176,7 @@ def test_an_alignment_must_be_a_power_of_two(tmp_path: Path, alignment: int) -> 
     data = bytearray(rewritten(path, general__alignment=32).read_bytes())
     struct.pack_into("<I", data, data.index(b"general.alignment") + 21, alignment)
     path.write_bytes(data)
-    with pytest.raises(NotGGUF, match=f"general.alignment is {alignment}, not a power of two"):
+    with pytest.raises(ModelError, match=f"general.alignment is {alignment}, not a power of two"):
         Model(path)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batching.cache import SequenceCache
-from batching.errors import HeadsError, InvalidParameter, ModelError, UnsupportedModel
+from batching.errors import InvalidParameter, ModelError, UnsupportedModel
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
@@ -145,7 +145,7 @@ def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None
         "for a model with architecture qwen35, 3 layers, width 32 and 305 tokens, but 'tiny' has "
         "architecture glm4moe, 3 layers"
     )
-    with pytest.raises(HeadsError, match=reason):
+    with pytest.raises(ModelError, match=reason):
         Engine.load(other, EXACT, heads=alone)
 
 
@@ -163,10 +163,10 @@ def test_a_layer_alone_or_an_assistant_is_not_a_model_and_drafts_only_for_its_ta
         (assistant, target, {"draft_model": assistant}),
     ):
         reason = f"{file.name} contains drafting heads, not a model"
-        with pytest.raises(HeadsError, match=reason):
+        with pytest.raises(ModelError, match=reason):
             Engine.load(model, EXACT, **settings)
     reason = r"of a gemma4 model of width 32, but 'tiny' has architecture qwen35 and width 32"
-    with pytest.raises(HeadsError, match=reason):
+    with pytest.raises(ModelError, match=reason):
         Engine.load(qwen, EXACT, heads=assistant)
 
 
@@ -187,7 +187,7 @@ def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True, n_mtp=2)
-    with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
+    with pytest.raises(ModelError, match=r"alone\.gguf contains drafting heads, not a model"):
         Engine.load(alone, EXACT)
     with pytest.raises(UnsupportedModel, match=r"alone\.gguf contains .* cannot run"):
         Engine.load(path, EXACT, heads=alone)
