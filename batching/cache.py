@@ -98,30 +98,6 @@ class SequenceCache:
                 self.target.seq_rm(seq_id, 0, END)
         self.n_seq = n_seq
 
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        *,
-        reader: StateReader | None = None,
-        defer: bool = False,
-    ) -> int:
-        """Make ``tokens`` the committed text; return how many of them were cached.
-
-        Decodes what follows the longest common prefix, in chunks of ``n_batch``. A ``reader`` of
-        hidden states gets smaller chunks. The last few cached tokens are decoded again for it,
-        unless the target cannot rewind freely. With ``defer`` the last chunk waits for the next
-        tree's decode if a row still fits.
-
-        Raises PromptTooLong; after another error finished chunks stay committed.
-        """
-        reading = Reading(self, tokens, reader, defer=defer)
-        try:
-            while (rows := reading.next_rows()) is not None:
-                reading.take(self.target.decode(rows))
-        finally:
-            reading.close()
-        return reading.n_reused
-
     def with_deferred(self, rows: Rows) -> Rows:
         """The rows of a tree, preceded by any deferred prompt tokens.
 
@@ -232,7 +208,7 @@ class SequenceCache:
             self.target.restore(0, saved[-1][1], n_tokens)
 
     def n_kept(self, tokens: Sequence[int]) -> int:
-        """How many tokens of another text stay cached when ``prefill`` makes it this one."""
+        """How many tokens of another text stay cached when a ``Reading`` makes it this one."""
         decoded = self.tokens[: len(self.tokens) - self.n_deferred]
         n = n_kept(decoded, tokens, self.saved if self.is_limited else None)
         return n if self.target.has_window(0, n) else 0
@@ -245,7 +221,7 @@ class SequenceCache:
 
 
 class Reading:
-    """A prompt on its way into a cache, which takes over what it has of it already.
+    """A prompt on its way into a cache, which decodes what follows the longest common prefix.
 
     Repeat ``next_rows``, a decode and ``take`` until ``next_rows`` returns None, then ``close``. A
     failed decode leaves the chunks before it in the cache.
@@ -264,8 +240,11 @@ class Reading:
         reuse: bool = True,
         score: Callable[[int, int, Output], None] | None = None,
     ) -> None:
-        """Arguments as in ``prefill``. Raises PromptTooLong.
+        """Raises PromptTooLong.
 
+        A ``reader`` of hidden states gets smaller chunks. The last few cached tokens are decoded
+        again for it, unless the target cannot rewind freely. With ``defer`` the last chunk waits
+        for the next tree's decode if a row still fits.
         Each of the tokens ``turn_ends`` ends a turn. Without ``reuse`` nothing is taken over.
         ``score`` gets the first token, the number of tokens and the output of each chunk, whose
         rows then all have logits.

@@ -25,13 +25,10 @@ class Cancelled(Exception):
 class Output(Protocol):
     """The result of one decode. Views, valid until the next decode: copy what you keep.
 
-    Rows count from the tree's root, even if other rows precede it in the batch.
+    Rows count from the batch's first, and of a slot from its tree's root.
     """
 
-    @property
-    def n_vocab(self) -> int:
-        """Number of tokens of the target's vocabulary."""
-        ...
+    n_vocab: int
 
     def logits(self, row: int) -> Floats:
         """Logits of a row with output, ``(n_vocab,)``.
@@ -64,39 +61,25 @@ class Output(Protocol):
 
 
 class Target(Protocol):
-    """A model with a KV cache, as the decode loop sees it."""
+    """A model with a KV cache, as the decode loop sees it.
 
-    @property
-    def n_ctx(self) -> int:
-        """Number of KV cache cells."""
-        ...
+    n_ctx      KV cache cells
+    n_vocab    tokens of the vocabulary
+    n_batch    most rows in one decode
+    n_seq_max  most sequences in the KV cache
+    n_rewind   how many rows of the last decode can be rolled back, once. NO_LIMIT for a KV cache,
+               where any part can be removed. A recurrent state covers the whole text at once: only
+               the last rows of a chain for which the target keeps copies of its state (possibly
+               none) can be rolled back. Such a target has one sequence for each text. Of several
+               texts in a decode, the last can be rolled back, and those before it with as many rows
+               (``rows.rows_back``)
+    """
 
-    @property
-    def n_vocab(self) -> int:
-        """Number of tokens of the vocabulary."""
-        ...
-
-    @property
-    def n_batch(self) -> int:
-        """Most rows in one decode."""
-        ...
-
-    @property
-    def n_seq_max(self) -> int:
-        """Most sequences in the KV cache."""
-        ...
-
-    @property
-    def n_rewind(self) -> int:
-        """How many rows of the last decode can be rolled back, once.
-
-        NO_LIMIT for a KV cache, where any part can be removed. A recurrent state covers the whole
-        text at once: only the last rows of a chain for which the target keeps copies of its state
-        (possibly none) can be rolled back. Such a target has one sequence for each text. Of several
-        texts in a decode, the last can be rolled back, and those before it with as many rows
-        (``rows.rows_back``).
-        """
-        ...
+    n_ctx: int
+    n_vocab: int
+    n_batch: int
+    n_seq_max: int
+    n_rewind: int
 
     def decode(
         self,

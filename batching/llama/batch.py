@@ -125,6 +125,7 @@ def _packers(n: int) -> list[Callable[..., None]]:
 
 def write_trace(file: IO[str], rows: Rows) -> None:
     """Append one decode to a trace: ``[[token, position, [seq_ids], output], ...]``."""
-    line = [[row.token, row.position, list(row.seq_ids), int(row.output)] for row in rows]
+    columns = rows.tokens, rows.positions, map(list, rows.seq_ids), map(int, rows.outputs)
+    line = [*zip(*columns, strict=True)]
     file.write(json.dumps(line, separators=(",", ":")) + "\n")
     file.flush()

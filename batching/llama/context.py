@@ -200,7 +200,7 @@ class Context:
             raise self._error(code, n_rows)
         if self.n_rewind < NO_LIMIT:
             self._n_back = rows_back(rows, self.n_rewind)
-        self._output.renew(rows.outputs, rows.n_before)
+        self._output.renew(rows.outputs)
 
     def _decode_watched(self, native: NativeContext, n_rows: int, watch: Watch | None) -> None:
         handle, struct = native.handle, self._batch.struct

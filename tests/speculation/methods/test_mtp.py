@@ -19,6 +19,7 @@ from batching.together import run
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
+from tests.support.fake_target import prefill
 from tests.support.head_checks import load_heads
 from tests.support.mtp_gguf import (
     write_assistant_gguf,
@@ -84,7 +85,7 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
         levels = HeadContext(head)
         levels.prepare(64, 1, 4)
         cache = SequenceCache(context)
-        cache.prefill(text[:-1], reader=levels)
+        prefill(cache, text[:-1], reader=levels)
         found = run(levels.root(text))
         assert found is not None
         logits = found[0].logits(found[1]).copy()
