@@ -20,8 +20,7 @@ from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES, MAX_SLOTS
 from batching.llama.create import max_tokens
-from batching.llama.device_memory import CacheSize
-from batching.llama.devices import Placement
+from batching.llama.devices import CacheSize, Placement
 from batching.llama.exact import use_one_kernel
 from batching.llama.hardware import available_memory
 from batching.llama.model import ALL_LAYERS, Model

@@ -6,7 +6,7 @@ count, and some files contain only these layers; llama.cpp would abort on both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ class MtpGraphs(NamedTuple):
     needed         a tensor each architecture's graph requires; llama.cpp aborts without it
     """
 
-    architectures: tuple[str, ...]
-    several: tuple[str, ...]
+    architectures: Sequence[str]
+    several: Sequence[str]
     needed: Mapping[str, str]
 
 

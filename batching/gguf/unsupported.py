@@ -47,11 +47,11 @@ class Limits(NamedTuple):
 
     n_layers: int
     n_experts: int
-    rope_scaling: tuple[str, ...]
-    dense: tuple[str, ...]
-    experts: tuple[str, ...]
-    divisors: tuple[str, ...]
-    layered: tuple[str, ...]
+    rope_scaling: Sequence[str]
+    dense: Sequence[str]
+    experts: Sequence[str]
+    divisors: Sequence[str]
+    layered: Sequence[str]
 
 
 def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:

@@ -26,8 +26,15 @@ from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama import private_api
 from batching.llama.charset import CONTROL, Charset, limited_charset, token_pattern
-from batching.llama.device_memory import EXPERTS, CacheSize, choose_layers, kv_values
-from batching.llama.devices import ANYWHERE, Placement, in_main_memory
+from batching.llama.devices import (
+    ANYWHERE,
+    EXPERTS,
+    CacheSize,
+    Placement,
+    choose_layers,
+    in_main_memory,
+    kv_values,
+)
 from batching.llama.hardware import choose_cuda_graphs
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason

@@ -9,7 +9,7 @@ version's source before raising it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
@@ -48,33 +48,10 @@ LIMITS = Limits(
         "wkv.head_size",
     ),
     layered=(
-        "bailingmoe3",
-        "deci",
-        "dots3note",
-        "gemma4",
-        "gemma4-assistant",
-        "glm5-next",
-        "granite",
-        "granite_swa",
-        "granitehybrid",
-        "granitemoe",
-        "graniteswitch",
-        "jamba",
-        "kimi-k3",
-        "kimi-linear",
-        "laguna",
-        "lfm2",
-        "lfm2moe",
-        "mimo2",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "openelm",
-        "plamo2",
-        "plamo3",
-        "spark2_5",
-        "step35",
-    ),
+        "bailingmoe3 deci dots3note gemma4 gemma4-assistant glm5-next granite granite_swa "
+        "granitehybrid granitemoe graniteswitch jamba kimi-k3 kimi-linear laguna lfm2 lfm2moe "
+        "mimo2 nanbeige nemotron_h nemotron_h_moe openelm plamo2 plamo3 spark2_5 step35"
+    ).split(),
 )
 
 # Architectures with a faulty graph in llama.cpp. It aborts on rows without output (chameleon) and
@@ -94,21 +71,9 @@ HEAD_ARCHITECTURES = (*DUAL_INPUT_HEADS, "dflash")
 # expects one.
 MTP_GRAPHS = MtpGraphs(
     architectures=(
-        "bailingmoe3",
-        "cohere2moe",
-        "deepseek2",
-        "deepseek32",
-        "deepseek4",
-        "glm-dsa",
-        "glm4moe",
-        "hy_v3",
-        "mimo2",
-        "nemotron_h_moe",
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "step35",
-    ),
+        "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe hy_v3 mimo2 "
+        "nemotron_h_moe qwen35 qwen35moe qwen3next step35"
+    ).split(),
     several=("hy_v3", "mimo2", "step35"),
     needed={"mimo2": "attn_qkv.weight"},
 )
@@ -118,28 +83,10 @@ EXPOSES_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
 # Architectures whose graphs expose layer inputs. Requesting them aborts others, so unlisted ones
 # are rejected. (qwen4exp is not listed: its inputs are wider than llama.cpp would copy.)
 EXPOSES_LAYER_INPUTS = (
-    "bailingmoe3",
-    "deepseek4",
-    "gemma4",
-    "gpt-oss",
-    "hunyuan-dense",
-    "hunyuan_vl",
-    "lfm2",
-    "lfm2moe",
-    "llama",
-    "mimo2",
-    "minimax-01",
-    "minimax-m2",
-    "muse-glimmer",
-    "nanbeige",
-    "nemotron_h",
-    "nemotron_h_moe",
-    "qwen3",
-    "qwen35",
-    "qwen35moe",
-    "qwen3moe",
-    "qwen3next",
-)
+    "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan-dense hunyuan_vl lfm2 lfm2moe llama mimo2 "
+    "minimax-01 minimax-m2 muse-glimmer nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 "
+    "qwen35moe qwen3moe qwen3next"
+).split()
 
 _FOR_VECTORS = "for vectors, load it beside a text model, as {embedding_model}"
 _CONTEXT = C.llama_context_p_ctypes
@@ -151,43 +98,43 @@ def is_covered(installed: str) -> bool:
     return installed.split(".")[:2] == CHECKED_WITH.split(".")[:2]
 
 
-def _look_up(arguments: Sequence[Any], returned: Any, *names: str) -> Any:
+def _look_up(name: str, gnu: str, msvc: str, returned: Any, *arguments: Any) -> Any:
     """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported."""
-    function = exported(*names)
+    function = exported(name, f"_Z{len(name)}{name}{gnu}", f"?{name}@@{msvc}")
     if function is not None:
         function.argtypes, function.restype = arguments, returned
     return function
 
 
+# Their arguments and results, as the compilers mangle them and as ctypes takes them.
 FUNCTIONS: dict[str, Any] = {
-    "llama_set_embeddings_layer_inp": _look_up(
-        [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
-        None,
-        "llama_set_embeddings_layer_inp",
-        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-    ),
-    "llama_get_embeddings_layer_inp": _look_up(
-        [_CONTEXT, ctypes.c_uint32],
-        _FLOATS,
-        "llama_get_embeddings_layer_inp",
-        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-    ),
-    "llama_set_embeddings_nextn": _look_up(
-        [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
-        None,
-        "llama_set_embeddings_nextn",
-        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-    ),
-    "llama_get_embeddings_nextn": _look_up(
-        [_CONTEXT],
-        _FLOATS,
-        "llama_get_embeddings_nextn",
-        "_Z26llama_get_embeddings_nextnP13llama_context",
-        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-    ),
+    signature[0]: _look_up(*signature)
+    for signature in (
+        (
+            "llama_set_embeddings_layer_inp",
+            "P13llama_contextjb",
+            "YAXPEAUllama_context@@I_N@Z",
+            *(None, _CONTEXT, ctypes.c_uint32, ctypes.c_bool),
+        ),
+        (
+            "llama_get_embeddings_layer_inp",
+            "P13llama_contextj",
+            "YAPEAMPEAUllama_context@@I@Z",
+            *(_FLOATS, _CONTEXT, ctypes.c_uint32),
+        ),
+        (
+            "llama_set_embeddings_nextn",
+            "P13llama_contextbb",
+            "YAXPEAUllama_context@@_N1@Z",
+            *(None, _CONTEXT, ctypes.c_bool, ctypes.c_bool),
+        ),
+        (
+            "llama_get_embeddings_nextn",
+            "P13llama_context",
+            "YAPEAMPEAUllama_context@@@Z",
+            *(_FLOATS, _CONTEXT),
+        ),
+    )
 }
 
 

@@ -10,8 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from batching.llama.device_memory import CacheSize
-from batching.llama.devices import Device, Placement
+from batching.llama.devices import CacheSize, Device, Placement
 from batching.llama.log import recent_log
 from batching.llama.model import Model
 from speculation.engine import Engine

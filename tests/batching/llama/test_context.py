@@ -18,7 +18,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams, choose_flash_attn
 from batching.llama.context_params import KV_TYPES
 from batching.llama.create import max_tokens
-from batching.llama.device_memory import CacheSize
+from batching.llama.devices import CacheSize
 from batching.llama.model import Model
 from batching.rows import text_rows, tree_rows
 from batching.slots import Slots
