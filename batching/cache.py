@@ -30,23 +30,19 @@ class StateReader(Protocol):
     @property
     def needs_hidden(self) -> bool:
         """Whether it reads ``Output.hidden``."""
-        ...
 
     @property
     def needs_layers(self) -> tuple[int, ...]:
         """The layers whose ``Output.aux_hidden_states`` it reads."""
-        ...
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Return the index of the first prompt token whose state is needed.
 
         ``len(tokens)`` if none is. Called before the prompt is prefilled.
         """
-        ...
 
     def read(self, first: int, n: int, output: Output) -> None:
         """Read the states of tokens ``first`` to ``first + n``: the rows of ``output``."""
-        ...
 
 
 class SequenceCache:

@@ -42,7 +42,7 @@ from batching.llama.model import Model
 from batching.llama.native import NativeContext
 from batching.llama.output import DecodeOutput, closed
 from batching.llama.private_api import internal
-from batching.pages import Scratch, pages
+from batching.pages import pages
 from batching.rows import Rows, rows_back
 from batching.target import Meanwhile, Output, Watch
 from batching.timing import log_ratio, thread_time_ratio
@@ -416,14 +416,14 @@ class Context:
             C.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             C.llama_memory_seq_rm(memory, 1, -1, -1)
 
-    def copy_out(self, seq_id: int, scratch: Scratch | None = None) -> Any:
-        """A copy of a sequence in main memory: an array of bytes, in ``scratch`` if given."""
+    def copy_out(self, seq_id: int) -> Any:
+        """A copy of a sequence in main memory: an array of bytes."""
         handle = self.native.handle
         sizes = [
             C.llama_state_seq_get_size_ext(handle, part, flags)
             for part, flags in self._windows(seq_id)
         ]
-        state = pages(sum(sizes)) if scratch is None else scratch.array(sum(sizes))
+        state = pages(sum(sizes))
         start = 0
         for size, (part, flags) in zip(sizes, self._windows(seq_id), strict=True):
             piece = (ctypes.c_uint8 * size).from_buffer(state, start)

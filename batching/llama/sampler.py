@@ -38,11 +38,9 @@ class Constraint(Protocol):
 
     def allowed(self) -> Ids:
         """All that ``allows`` does, ascending."""
-        ...
 
     def accept(self, token: int) -> None:
         """``token`` is part of the text."""
-        ...
 
 
 class GreedySampler:

@@ -35,16 +35,13 @@ def chain_of(root: int, *drafts: int) -> TokenTree:
     return tree
 
 
-def test_a_root_and_a_chain_join_every_sequence_so_that_nothing_needs_copying() -> None:
+def test_a_root_and_a_chain_join_every_sequence_and_branches_share_only_their_ancestors() -> None:
     assert listed(tree_rows(TokenTree(7), n_past=5, n_seq=3)) == [Row(7, 5, (0, 1, 2), True)]
     assert listed(tree_rows(chain_of(7, 8, 9), n_past=5, n_seq=2)) == [
         Row(7, 5, (0, 1), True),
         Row(8, 6, (0, 1), True),
         Row(9, 7, (0, 1), True),
     ]
-
-
-def test_sibling_branches_share_only_their_ancestors() -> None:
     assert listed(tree_rows(branching_tree(), n_past=100, n_seq=5)) == [
         Row(10, 100, (0, 1, 2, 3, 4), True),
         Row(11, 101, (1, 2), True),
@@ -223,40 +220,42 @@ def test_commit_keeps_the_accepted_path_in_every_sequence_and_copies_only_a_bran
     assert [target.tokens_of(s) for s in range(4)] == [tokens] * 4
 
 
-def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
+def test_a_prompt_is_read_in_chunks_after_the_common_prefix() -> None:
     target, cache = prefilled([1, 2, 3, 4], n_seq=2)
     assert prefill(cache, [1, 2, 9, 9, 9]) == 2
     assert [row.token for row in listed(target.decoded[-1])] == [9, 9, 9]
     assert target.tokens_of(1) == [1, 2, 9, 9, 9]
-
-
-def test_prefill_goes_in_chunks() -> None:
     target = FakeTarget(n_batch=4)
-    cache = SequenceCache(target)
-    prefill(cache, list(range(10)))
+    prefill(SequenceCache(target), list(range(10)))
     assert [len(rows) for rows in target.decoded] == [4, 4, 2]
     assert not any(row.output for rows in target.decoded for row in listed(rows))
 
 
-def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
-    target = FakeTarget(n_batch=16)
+@pytest.mark.parametrize("reserved", ["before", "after"])
+def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree(reserved: str) -> None:
+    target, tree = FakeTarget(n_batch=16), branching_tree()
     (slot,) = Slots(target, 1).slots
     cache = SequenceCache(slot)
-    cache.reserve(4)
-    assert prefill(cache, [1, 2], defer=True) == 0
-    assert (target.decoded, cache.n_past, cache.n_deferred) == ([], 2, 2)
-    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
+    if reserved == "before":
+        cache.reserve(n_sequences(tree))
+    n_read = 0
+    if reserved == "after":  # some of the prompt is read by then
+        prefill(cache, [1])
+        n_read = 1
+    assert prefill(cache, [1, 2], defer=True) == n_read
+    assert (len(target.decoded), cache.n_past, cache.n_deferred) == (n_read, 2, 2 - n_read)
+    cache.reserve(n_sequences(tree))
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
     output = slot.decode(cache.with_deferred(rows))
-    assert listed(target.decoded[0]) == [
-        Row(1, 0, (0, 1, 2, 3), False),
-        Row(2, 1, (0, 1, 2, 3), False),
+    assert listed(target.decoded[-1]) == [
+        *[Row(token, token - 1, (0, 1, 2, 3), False) for token in (1, 2)[n_read:]],
         *listed(rows),
     ]
     np.testing.assert_array_equal(output.logits(0), fake_logits((1, 2, 10)))
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
     assert (cache.tokens, cache.n_deferred) == ([1, 2, 10, 11, 13], 0)
-    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+    assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 10, 11, 13]] * 4 + [[]]
 
 
 def test_deferred_tokens_leave_room_for_a_row() -> None:
@@ -307,20 +306,12 @@ def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
     assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [], [], []]
 
 
-def test_branches_of_the_first_tree_share_the_prompt_and_its_deferred_end() -> None:
-    target = FakeTarget(n_batch=16)
-    (slot,) = Slots(target, 1).slots
-    cache = SequenceCache(slot)
-    prefill(cache, [1, 2])
-    prefill(cache, [1, 2, 3, 4], defer=True)
-    tree = branching_tree()
-    cache.reserve(n_sequences(tree))
-    assert (cache.n_seq, cache.n_deferred) == (4, 2)
-    rows = tree_rows(tree, cache.n_past, cache.n_seq)
-    output = slot.decode(cache.with_deferred(rows))
-    np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
-    cache.commit(rows, [0, 1, 3])
-    assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
+def test_truncate_drops_uncommitted_rows_too() -> None:
+    target, cache = prefilled([1, 2, 3], n_seq=2)
+    target.decode(tree_rows(TokenTree(9), 3, 2))
+    cache.truncate(2)
+    assert cache.tokens == [1, 2]
+    assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
 
 
 def test_a_chain_needs_only_one_sequence() -> None:
@@ -335,14 +326,6 @@ def test_a_chain_needs_only_one_sequence() -> None:
     chain = TokenTree(3)
     chain.branches.append(chain.add(0, 4))
     assert n_sequences(chain) == 2
-
-
-def test_truncate_drops_uncommitted_rows_too() -> None:
-    target, cache = prefilled([1, 2, 3], n_seq=2)
-    target.decode(tree_rows(TokenTree(9), 3, 2))
-    cache.truncate(2)
-    assert cache.tokens == [1, 2]
-    assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
 
 
 def test_a_model_size_is_named_by_its_parameter_count() -> None:
