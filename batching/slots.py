@@ -163,14 +163,9 @@ def decoding(target: Target, rows: Rows) -> Coroutine[Output]:
     if isinstance(target, Slot):
         output: Output = yield target.work(rows)
         return output
-    if _is_lone_row(rows):
+    if len(rows) == 1 and rows.embeddings is None and rows.outputs[0]:
         return target.decode_row(rows.tokens[0], rows.positions[0], rows.seq_ids[0])
     return target.decode(rows)
-
-
-def _is_lone_row(rows: Rows) -> bool:
-    """Whether ``Target.decode_row`` can decode it."""
-    return len(rows) == 1 and rows.embeddings is None and rows.outputs[0]
 
 
 def encoding(target: Any, features: Floats) -> Coroutine[Floats]:

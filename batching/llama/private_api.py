@@ -9,7 +9,7 @@ version's source before raising it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -98,15 +98,18 @@ def is_covered(installed: str) -> bool:
     return installed.split(".")[:2] == CHECKED_WITH.split(".")[:2]
 
 
-def _look_up(name: str, gnu: str, msvc: str, returned: Any, *arguments: Any) -> Any:
-    """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported."""
+def _look_up(name: str, gnu: str, msvc: str, types: Sequence[Any]) -> Any:
+    """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported.
+
+    The compilers add its arguments and result to the name; ctypes takes ``types``, the result
+    first.
+    """
     function = exported(name, f"_Z{len(name)}{name}{gnu}", f"?{name}@@{msvc}")
     if function is not None:
-        function.argtypes, function.restype = arguments, returned
+        function.restype, *function.argtypes = types
     return function
 
 
-# Their arguments and results, as the compilers mangle them and as ctypes takes them.
 FUNCTIONS: dict[str, Any] = {
     signature[0]: _look_up(*signature)
     for signature in (
@@ -114,25 +117,25 @@ FUNCTIONS: dict[str, Any] = {
             "llama_set_embeddings_layer_inp",
             "P13llama_contextjb",
             "YAXPEAUllama_context@@I_N@Z",
-            *(None, _CONTEXT, ctypes.c_uint32, ctypes.c_bool),
+            (None, _CONTEXT, ctypes.c_uint32, ctypes.c_bool),
         ),
         (
             "llama_get_embeddings_layer_inp",
             "P13llama_contextj",
             "YAPEAMPEAUllama_context@@I@Z",
-            *(_FLOATS, _CONTEXT, ctypes.c_uint32),
+            (_FLOATS, _CONTEXT, ctypes.c_uint32),
         ),
         (
             "llama_set_embeddings_nextn",
             "P13llama_contextbb",
             "YAXPEAUllama_context@@_N1@Z",
-            *(None, _CONTEXT, ctypes.c_bool, ctypes.c_bool),
+            (None, _CONTEXT, ctypes.c_bool, ctypes.c_bool),
         ),
         (
             "llama_get_embeddings_nextn",
             "P13llama_context",
             "YAPEAMPEAUllama_context@@@Z",
-            *(_FLOATS, _CONTEXT),
+            (_FLOATS, _CONTEXT),
         ),
     )
 }

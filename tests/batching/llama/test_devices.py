@@ -70,10 +70,10 @@ def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: Librar
 
     for found in ("_Z9llama_xyzj", "?llama_xyz@@YAXI@Z"):
         alone[found] = function
-        assert _look_up("llama_xyz", "j", "YAXI@Z", None) is function
+        assert _look_up("llama_xyz", "j", "YAXI@Z", [None]) is function
         del alone[found]
         exported.cache_clear()
-    assert _look_up("llama_xyz", "j", "YAXI@Z", None) is None
+    assert _look_up("llama_xyz", "j", "YAXI@Z", [None]) is None
 
 
 @pytest.mark.parametrize(
