@@ -13,6 +13,7 @@ from batching.llama.library import exported
 from batching.llama.model import Model
 
 _FUNCTIONS = {"CUDA": "ggml_backend_cuda_init", "Vulkan": "ggml_backend_vk_init"}
+_SECONDS = 90  # for the program below, which gives each one that it asks 20
 # What the installation asks, which knows how to compile for a GPU; in a package, beside models.txt.
 _PROGRAMS = ("tools/gpu_build.py", "speculation/registry_data/gpu_build.py")
 
@@ -42,17 +43,31 @@ def computed_by(model: Model) -> str:
 def why_no_gpu() -> str:
     """Why llama.cpp lists no GPU although this machine has one; empty if it has none."""
     choice = _choice()
+    if choice is None:
+        return ""
     is_built = bool(choice["backend"]) and exported(_FUNCTIONS[choice["backend"]]) is not None
     return missing(choice, is_built)
 
 
-def _choice() -> Mapping[str, str]:
-    """How llama.cpp would be compiled for this machine: the fields of tools/gpu_build.Choice."""
+def _choice() -> Mapping[str, str] | None:
+    """How llama.cpp would be compiled for this machine: the fields of tools/gpu_build.Choice.
+
+    None if its program cannot be run.
+    """
     root = Path(__file__).resolve().parents[2]
-    program = next(path for path in map(root.joinpath, _PROGRAMS) if path.is_file())
-    told = subprocess.run([sys.executable, program], stdout=subprocess.PIPE, check=True).stdout
-    choice: Mapping[str, str] = json.loads(told)
-    return choice
+    for program in filter(Path.is_file, map(root.joinpath, _PROGRAMS)):
+        try:
+            told = subprocess.check_output(
+                [sys.executable, "-I", program],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_SECONDS,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        choice: Mapping[str, str] = json.loads(told)
+        return choice
+    return None
 
 
 def missing(choice: Mapping[str, str], is_built: bool) -> str:

@@ -119,10 +119,12 @@ def test_a_gpu_that_llama_cpp_does_not_list_is_explained(
 def test_the_program_of_the_installation_tells_how_it_would_compile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert module._choice().keys() == asdict(Choice()).keys()
+    assert (module._choice() or {}).keys() == asdict(Choice()).keys()
     if sys.platform == "linux":
         smi = tmp_path / "nvidia-smi"
         smi.write_text("#!/bin/sh\necho NVIDIA L4, 8.9\n")
         smi.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert module._choice()["gpu"] == "an NVIDIA GPU (NVIDIA L4)"
+        assert (module._choice() or {})["gpu"] == "an NVIDIA GPU (NVIDIA L4)"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert module.why_no_gpu() == ""
