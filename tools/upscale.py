@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import SpeculationError
+from batching.gguf.types import n_bytes
 from batching.gguf.writer import (
     FILE_TYPES,
     QUANTIZATION_VERSION,
@@ -41,7 +42,6 @@ from batching.gguf.writer import (
     NewTensor,
     TensorType,
     Value,
-    n_bytes,
     write_gguf,
 )
 from batching.llama.weights import Weights, encode

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import SpeculationError
-from batching.gguf.types import TYPES
+from batching.gguf.types import n_bytes
 from batching.replacing import replacing
 
 ALIGNMENT = 32  # bytes; tensor data starts at multiples of it
@@ -58,20 +57,6 @@ class NewTensor(NamedTuple):
     shape: tuple[int, ...]
     type: int
     data: Callable[[], Array]
-
-
-def n_bytes(shape: Sequence[int], kind: int) -> int:
-    """Bytes a tensor takes in the file, without padding.
-
-    Raises ValueError if a row is not a whole number of blocks.
-    """
-    block = TYPES[kind]
-    if shape[-1] % block.n_values:
-        raise ValueError(
-            f"rows of {shape[-1]} values do not divide into blocks of {block.n_values}; "
-            f"write F16 or F32"
-        )
-    return math.prod(shape) // block.n_values * block.n_bytes
 
 
 def write_gguf(

@@ -107,7 +107,7 @@ class Model:
         self.path = Path(path)
         self.is_repacked = repack
         self.dry_links: dict[tuple[Any, ...], Native] = {}  # see ``sampler.dry_link``
-        files = check_model_file(self.path, private_api.LIMITS)
+        files = check_model_file(self.path)
         initialise()
         clear_log()
         params = C.llama_model_default_params()
@@ -169,7 +169,7 @@ class Model:
         self.exposes_mtp_state = architecture in private_api.EXPOSES_MTP_STATE
         mtp_layers = MtpLayers(0, mtp_only=False)
         if C.llama_model_n_layer_nextn(handle):
-            mtp_layers = find_mtp_layers(self.path, private_api.MTP_GRAPHS)
+            mtp_layers = find_mtp_layers(self.path)
         self.n_mtp = mtp_layers.n_layers if mtp else 0
         self.is_mtp_only = mtp_layers.mtp_only
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)

@@ -1,9 +1,9 @@
-"""Everything that depends on the llama.cpp version: private functions and hand-kept lists.
+"""What depends on the llama.cpp version: private functions and hand-kept lists.
 
 The functions are exported but not in the public header, so they are looked up by their mangled C++
 names, once, when the library is loaded. If a build lacks one, only the features that need it raise
-UnsupportedModel. The lists come from the source of CHECKED_WITH; compare them with a newer
-version's source before raising it.
+UnsupportedModel. The lists here and in ``batching.gguf`` (``unsupported`` and ``mtp``) come from
+the source of CHECKED_WITH; compare them with a newer version's source before raising it.
 """
 
 from __future__ import annotations
@@ -16,43 +16,11 @@ import llama_cpp
 import llama_cpp.llama_cpp as C
 
 from batching.errors import UnsupportedModel
-from batching.gguf.mtp import MtpGraphs
-from batching.gguf.unsupported import Limits
+from batching.gguf.mtp import MTP_ARCHITECTURES
 from batching.llama.library import exported
 
 # The llama-cpp-python version this file was checked against.
 CHECKED_WITH = "0.3.36"
-
-# Assertions in llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
-# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp). The
-# last are those whose graphs read the number of heads of each layer; others take the first one's
-# for all, and abort where the cache has room for another.
-LIMITS = Limits(
-    n_layers=512,
-    n_experts=1024,
-    rope_scaling=("none", "linear", "yarn", "longrope"),
-    dense=("hunyuan-dense", "hunyuan_vl"),
-    experts=("bailingmoe2", "glm4moe", "grovemoe", "lfm2moe", "llada-moe", "smallthinker"),
-    divisors=(
-        "attention.head_count: olmo2 phimoe",
-        "attention.indexer.block_size",
-        "attention.indexer.kpool",
-        "experts_per_group",
-        "full_attention_interval",
-        "hrm.h_cycles",
-        "hrm.l_cycles",
-        "hrm.layers_per_stack",
-        "num_loops",
-        "ssm.group_count: falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe",
-        "ssm.group_count: qwen35 qwen35moe qwen3next",
-        "wkv.head_size",
-    ),
-    layered=(
-        "bailingmoe3 deci dots3note gemma4 gemma4-assistant glm5-next granite granite_swa "
-        "granitehybrid granitemoe graniteswitch jamba kimi-k3 kimi-linear laguna lfm2 lfm2moe "
-        "mimo2 nanbeige nemotron_h nemotron_h_moe openelm plamo2 plamo3 spark2_5 step35"
-    ).split(),
-)
 
 # Architectures with a faulty graph in llama.cpp. It aborts on rows without output (chameleon) and
 # on flash attention (plm), and returns the logits of the batch's first rows for those with output
@@ -66,19 +34,8 @@ EMBEDDING_MODELS = ("llama-embed",)
 DUAL_INPUT_HEADS = ("eagle3", "gemma4-assistant")
 HEAD_ARCHITECTURES = (*DUAL_INPUT_HEADS, "dflash")
 
-# Architectures whose multi-token-prediction layers llama.cpp has a graph for. It aborts on more
-# than one such layer except in ``several``. MiMo-V2-Flash has three matrices where the graph
-# expects one.
-MTP_GRAPHS = MtpGraphs(
-    architectures=(
-        "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe hy_v3 mimo2 "
-        "nemotron_h_moe qwen35 qwen35moe qwen3next step35"
-    ).split(),
-    several=("hy_v3", "mimo2", "step35"),
-    needed={"mimo2": "attn_qkv.weight"},
-)
 # Architectures that expose the state MTP layers start from. Gemma 4's layers are a separate file.
-EXPOSES_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
+EXPOSES_MTP_STATE = (*MTP_ARCHITECTURES, "gemma4")
 
 # Architectures whose graphs expose layer inputs. Requesting them aborts others, so unlisted ones
 # are rejected. (qwen4exp is not listed: its inputs are wider than llama.cpp would copy.)

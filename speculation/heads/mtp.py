@@ -19,7 +19,7 @@ from batching.gguf.mtp import find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import MTP_GRAPHS, check_functions
+from batching.llama.private_api import check_functions
 from batching.llama.vocabulary import check_same_vocabulary
 from speculation.heads.base import HeadInContext, opened
 from speculation.heads.file import HeadsKind, llama_format, model_name
@@ -57,7 +57,7 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
 
 KIND = HeadsKind(
     "mtp",
-    matches=lambda gguf: find_mtp_layers(gguf.path, MTP_GRAPHS).mtp_only,
+    matches=lambda gguf: find_mtp_layers(gguf.path).mtp_only,
     load=load_mtp,
     of_model=lambda model: MtpHead(model, model) if model.n_mtp else None,
 )

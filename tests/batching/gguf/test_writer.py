@@ -116,7 +116,9 @@ def test_a_partial_file_is_removed_when_writing_fails(
 
 def test_rows_that_do_not_fill_whole_blocks_are_refused(tmp_path: Path) -> None:
     odd = encoded_tensor(np.ones((2, 33), np.float32), TensorType.Q8_0)
-    with pytest.raises(ValueError, match="rows of 33 values do not divide into blocks of 32"):
+    with pytest.raises(
+        ValueError, match="rows of 33 values, not a multiple of the Q8_0 block size 32"
+    ):
         write_gguf(tmp_path / "x.gguf", {}, {"a": odd})
     short = NewTensor((4,), TensorType.F32, lambda: np.ones(3, np.float32))
     with pytest.raises(ValueError, match="a has 12 bytes; its shape and type require 16"):

@@ -14,7 +14,6 @@ from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
 from batching.llama.model import Model
-from batching.llama.private_api import MTP_GRAPHS
 from batching.together import run
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
@@ -202,22 +201,22 @@ def test_layers_without_a_graph_are_ignored(
     tmp_path: Path, architecture: str, n_layers: int
 ) -> None:
     path = write_mtp_header(tmp_path / "other.gguf", architecture)
-    assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(n_layers, mtp_only=False)
+    assert find_mtp_layers(path) == MtpLayers(n_layers, mtp_only=False)
 
 
 def test_mtp_layers_are_found_in_whole_and_split_files(tmp_path: Path) -> None:
     whole = write_mtp_gguf(tmp_path / "mtp.gguf")
-    assert find_mtp_layers(whole, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
+    assert find_mtp_layers(whole) == MtpLayers(1, mtp_only=False)
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
-    assert find_mtp_layers(alone, MTP_GRAPHS) == MtpLayers(1, mtp_only=True)
+    assert find_mtp_layers(alone) == MtpLayers(1, mtp_only=True)
     missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
-    assert find_mtp_layers(missing, MTP_GRAPHS) == MtpLayers(0, mtp_only=False)
-    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf"), MTP_GRAPHS).n_layers == 0
+    assert find_mtp_layers(missing) == MtpLayers(0, mtp_only=False)
+    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf")).n_layers == 0
     write_mtp_gguf(tmp_path / "split.gguf", tensors_per_file=20)
     first, *others = sorted(tmp_path.glob("split-*.gguf"))
-    assert find_mtp_layers(first, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
+    assert find_mtp_layers(first) == MtpLayers(1, mtp_only=False)
     with Engine.load(first, EXACT) as engine:
         assert engine.generate(PROMPT, method="mtp", max_tokens=40).run().stats.n_accepted > 15
     others[-1].unlink()
     with pytest.raises(ModelError):
-        find_mtp_layers(first, MTP_GRAPHS)
+        find_mtp_layers(first)
