@@ -364,7 +364,7 @@ class Engine:
     def close(self) -> None:
         """End all texts, save what is to be kept, and free the context and the model. Idempotent.
 
-        From any thread, but not from a callback: raises EngineInUse.
+        From any thread, but not from a callback: raises SpeculationError.
         """
 
         self._driver.check_thread()

@@ -14,15 +14,13 @@ from batching.errors import (
     ContextError,
     SpeculationError,
     UnsupportedModel,
-    VocabularyMismatch,
     check_ranges,
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES, MAX_SLOTS
 from batching.llama.create import max_tokens
-from batching.llama.device_memory import CacheSize
-from batching.llama.devices import Placement
+from batching.llama.devices import CacheSize, Placement
 from batching.llama.exact import use_one_kernel
 from batching.llama.hardware import available_memory
 from batching.llama.model import ALL_LAYERS, Model
@@ -104,8 +102,8 @@ class Runtime:
         """What was loaded from ``source``: ``heads`` as ``load_heads`` returns them, ``draft``, the
         context of a draft model, and ``embedder``, which has an embedding model.
 
-        Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
-        none, InvalidParameter if ``source.memory`` is not a memory of this model.
+        Raises UnsupportedModel if the vocabularies differ or the model has none, InvalidParameter
+        if ``source.memory`` is not a memory of this model.
         """
         check_vocabulary(model)
         if draft is not None:
@@ -200,7 +198,7 @@ class Runtime:
         except BaseException as error:
             for item in reversed(opened):
                 item.close()
-            if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
+            if isinstance(error, UnsupportedModel | ContextError):
                 require_no_heads(loading, source.kinds)
             raise
 

@@ -180,36 +180,28 @@ class _AtLeast:
 
 def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> SamplerChain:
     if params.logit_bias:
-        chain.logit_bias(params.logit_bias)
+        chain.add("logit_bias", params.logit_bias)
     if params._has_penalties:
-        chain.penalties(
-            _window(params.penalty_last_n, n_ctx),
-            params.repeat_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-        )
+        n = _window(params.penalty_last_n, n_ctx)
+        penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+        chain.add("penalties", n, *penalties)
     if params.dry_multiplier:
-        chain.dry(*_dry(params, n_ctx))
+        chain.add("dry", *_dry(params, n_ctx))
     if params.temperature == 0:
         return chain.greedy()
     if params.mirostat:
-        return chain.mirostat(
-            params.mirostat,
-            params.mirostat_tau,
-            params.mirostat_eta,
-            params.seed,
-            params.temperature,
-        )
+        values = params.seed, params.mirostat_tau, params.mirostat_eta
+        return chain.mirostat(params.mirostat, params.temperature, *values)
     if params.top_k:
-        chain.top_k(params.top_k)
+        chain.add("top_k", params.top_k)
     if params.typical_p < 1:
-        chain.typical(params.typical_p)
+        chain.add("typical", params.typical_p)
     if params.top_p < 1:
-        chain.top_p(params.top_p)
+        chain.add("top_p", params.top_p)
     if params.min_p > 0:
-        chain.min_p(params.min_p)
+        chain.add("min_p", params.min_p)
     if params.xtc_probability > 0:
-        chain.xtc(params.xtc_probability, params.xtc_threshold, params.seed)
+        chain.add("xtc", params.xtc_probability, params.xtc_threshold, params.seed)
     return chain.draw(params.seed, params.temperature)
 
 

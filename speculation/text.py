@@ -140,8 +140,8 @@ class Text:
         structure: Structure | None = None,
     ) -> None:
         """``wake`` tells the engine's thread that something changed; ``check_thread`` raises
-        EngineInUse in that thread, which must not wait for tokens that it has to write, and in a
-        forked child, where nobody writes them."""
+        SpeculationError in that thread, which must not wait for tokens that it has to write, and in
+        a forked child, where nobody writes them."""
         self.request = request
         self.structure = structure
         self.stats = Stats(n_prompt=len(request.prompt))

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where this script's folder is
 
-from batching.gpu_build import Choice, choose, look
+from tools.gpu_build import Choice, choose, look
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(sys.prefix)

@@ -33,16 +33,15 @@ from batching.errors import InvalidParameter, MissingResource, SpeculationError
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.gguf.unsupported import check_model_file
-from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
 from batching.llama.devices import Placement
 from batching.llama.hardware import physical_cores
-from batching.llama.private_api import LIMITS
 from batching.watched import STEP_SECONDS, GivenUp, Watched, until
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.system.computed_by import computed_by
 from speculation.system.files import read_text
 from speculation.text import Text
 
@@ -185,15 +184,15 @@ class ModelSlot:
         path = self._fetch(job, spec.model)
         check_file(path)
         require_no_heads(path, METHODS.heads_kinds())
-        check_model_file(path, LIMITS)  # llama.cpp would abort, and the old model go with it
+        check_model_file(path)  # llama.cpp would abort, and the old model go with it
         for name in heads_for(spec.model, spec.heads):
             self._fetch(job, str(name))
         if spec.draft_model is not None:
             is_paired = spec.draft_model == PAIRED
             draft = paired_draft(spec.model) if is_paired else spec.draft_model
-            check_model_file(self._fetch(job, draft), LIMITS)
+            check_model_file(self._fetch(job, draft))
         if spec.embedding_model is not None:
-            check_model_file(self._fetch(job, spec.embedding_model), LIMITS)
+            check_model_file(self._fetch(job, spec.embedding_model))
         if params.n_threads is None:
             size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
             n_threads = threads_beside_browser(size, physical_cores())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batching.cache import Reading
 from batching.errors import InvalidParameter
 from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
@@ -143,7 +144,9 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
         cache = engine.cache
         cache.truncate(0)
         cache.reserve(1)
-        cache.prefill(prompt[:-1], defer=True)
+        reading = Reading(cache, prompt[:-1], defer=True)
+        while (rows := reading.next_rows()) is not None:
+            reading.take(cache.target.decode(rows))
         cache.target.want_logits(True)
         for token in [prompt[-1], *text]:
             rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import HeadsError
+from batching.errors import ModelError
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import NewTensor, Value, write_gguf
 from batching.llama.devices import ANYWHERE, Placement
@@ -137,7 +137,7 @@ class EagleHead(HeadInContext):
 def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
     """Load the head for ``model``, after ``HeadsFile.check_target``; ``start`` it before drafting.
 
-    Raises HeadsError if the file's tensors contradict its metadata, UnsupportedModel if the
+    Raises ModelError if the file's tensors contradict its metadata, UnsupportedModel if the
     target's file has no output matrix or no embeddings.
     """
     shape = read_shape(file)
@@ -167,7 +167,7 @@ KIND = own_format("eagle", load_eagle)
 
 
 def read_shape(file: HeadsFile) -> EagleShape:
-    """Read the layer's sizes from the metadata. Raises HeadsError if they are inconsistent."""
+    """Read the layer's sizes from the metadata. Raises ModelError if they are inconsistent."""
     shape = EagleShape(
         n_embd=file.info.n_embd,
         n_head=file.value("eagle.head_count", int),
@@ -181,7 +181,7 @@ def read_shape(file: HeadsFile) -> EagleShape:
         or shape.n_embd % (2 * shape.n_head)
         or shape.n_head % shape.n_head_kv
     ):
-        raise HeadsError(
+        raise ModelError(
             f"{file.path}: states {shape.n_embd} wide do not split into {shape.n_head} attention "
             f"heads with {shape.n_head_kv} key-value heads; train the heads again"
         )
@@ -202,7 +202,7 @@ def write_layer(
     name = target.output_name
     matrix, rows = target.tensors[name], target.raw(name)
     if matrix.shape != (file.info.n_vocab, file.info.n_embd):
-        raise HeadsError(
+        raise ModelError(
             f"the output matrix of {target.path.name} is {' × '.join(map(str, matrix.shape))}, not "
             f"{file.info.n_vocab} × {file.info.n_embd}, so no head can share it"
         )

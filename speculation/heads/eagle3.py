@@ -51,7 +51,7 @@ KNOWN = {
 def check_eagle3(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
     """Check a head; return the layers of ``model`` whose inputs it reads, in its order.
 
-    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it.
+    Raises ModelError if the head does not fit the model or llama.cpp cannot run it.
     """
     head = ConvertedHead(gguf, model)
     head.check_width("target_hidden_size")
@@ -102,7 +102,8 @@ def write_eagle3(
 
     Copies the tokenizer of ``target``. A head that drafts only ``tokens`` has ``output.weight``,
     (n_drafted, n_embd), among its tensors; otherwise it uses the target's. It always uses the
-    target's embeddings. The file is written to a temporary name and renamed. Raises DiskFull.
+    target's embeddings. The file is written to a temporary name and renamed. Raises
+    SpeculationError if the disk is full.
     """
     metadata: dict[str, Value] = {
         "general.architecture": ARCHITECTURE,
@@ -128,8 +129,8 @@ def write_eagle3(
 def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     """Load the head for ``model``; ``start`` it before drafting.
 
-    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it,
-    VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
+    Raises ModelError if the head does not fit the model or llama.cpp cannot run it,
+    UnsupportedModel if the vocabularies differ or llama.cpp does not expose the layer inputs.
     """
     layers = check_eagle3(gguf, model)
     model.check_layer_inputs(layers)

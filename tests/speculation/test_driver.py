@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import ContextError, EngineInUse, ModelError, OutOfMemory
+from batching.errors import ContextError, ModelError, OutOfMemory, SpeculationError
 from batching.llama.context import Context
 from batching.tree import TokenTree
 from batching.watched import checkpoint
@@ -97,10 +97,10 @@ def test_a_callback_in_the_engines_thread_can_start_texts_but_not_wait_for_them(
     started: list[Text] = []
 
     def progress(done: int, total: int) -> None:
-        with pytest.raises(EngineInUse, match="cannot wait for itself"):
+        with pytest.raises(SpeculationError, match="cannot wait for itself"):
             engine.close()
         started.append(engine.generate(PROMPT, method="ar", max_tokens=3))
-        with pytest.raises(EngineInUse, match="cannot wait for itself"):
+        with pytest.raises(SpeculationError, match="cannot wait for itself"):
             started[-1].run()
 
     text = engine.generate(PROMPT, method="ar", max_tokens=5, progress=progress).run()
@@ -306,7 +306,9 @@ def test_a_forked_child_is_told_to_load_the_model_itself(tiny_model: Path) -> No
     lines = done.stdout.splitlines()
     assert len(lines) == 5
     for line in lines:
-        assert line.startswith("EngineInUse") and "a forked child cannot use it; load it" in line
+        assert (
+            line.startswith("SpeculationError") and "a forked child cannot use it; load it" in line
+        )
 
 
 def test_idle_work_is_given_up_when_a_call_comes_and_done_later(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from batching.cache import common_prefix
-from batching.errors import CacheFull, EngineInUse, InvalidParameter, PromptTooLong
+from batching.errors import CacheFull, InvalidParameter, PromptTooLong, SpeculationError
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.slots import Slots
@@ -298,7 +298,7 @@ def test_a_second_reader_in_an_event_loop_is_told_and_takes_nothing(parallel: En
         async for _ in text:
             if not n:
                 reader = aiter(text)
-                with pytest.raises(EngineInUse, match="are being read by another reader"):
+                with pytest.raises(SpeculationError, match="are being read by another reader"):
                     await anext(reader)
             n += 1
         return n

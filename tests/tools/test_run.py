@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from batching.gpu_build import Choice
 from tools import install
+from tools.gpu_build import Choice
 
 ROOT = Path(__file__).parents[2]
 SH = shutil.which("sh")

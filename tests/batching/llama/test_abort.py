@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import CannotRewind, DecodeFailed
+from batching.errors import CannotRewind, ContextError
 from batching.llama.abort import DecodeWatch
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
@@ -109,7 +109,7 @@ def test_an_aborted_decode_spoils_the_recurrent_states_of_all_texts(tmp_path: Pa
         expected = context.decode(text_rows([5, 6], 0, [False, True])).logits(1).copy()
         with pytest.raises(Cancelled):
             context.decode(Rows([7], [0], [range(1, 2)], [True]), lambda _: True)
-        with pytest.raises(DecodeFailed, match="state of a text was lost"):
+        with pytest.raises(ContextError, match="state of a text was lost"):
             context.decode(text_rows([7], 2, [True]))
         with pytest.raises(CannotRewind):
             context.seq_rm(0, 2, -1)

@@ -287,7 +287,7 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
         def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
             pass
 
-    monkeypatch.setattr("batching.timing.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("batching.timing.perf_counter", lambda: clock[0])
     target: Any = Target()
     assert affordable_text(target, 192, seconds=0.25) == n_past
 

@@ -22,6 +22,7 @@ from speculation.drafting.block_context import BlockContext
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
+from tests.support.fake_target import prefill
 from tests.support.head_checks import TEXT, check_texts, load_heads, matrix
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import rms_norm
@@ -122,7 +123,7 @@ def test_a_block_matches_the_reference_after_prompts_of_different_lengths(
             assert levels.prepare(64, 1, 6) == 6
             context.seq_rm(-1, 0, -1)
             cache.tokens.clear()
-            cache.prefill(text[: n - 1], reader=levels)
+            prefill(cache, text[: n - 1], reader=levels)
             root = run(levels.root(text[:n]))
             assert root is not None
             expected = block_by_reference(w, inputs[: n - 1], [text[n - 1], *[MASK] * 6])

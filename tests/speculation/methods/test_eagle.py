@@ -36,7 +36,14 @@ from speculation.methods.eagle import (
     parse_choices,
 )
 from tests.support.exact import EXACT, PROMPT
-from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
+from tests.support.fake_target import (
+    FakeEagleHead,
+    FakeTarget,
+    fake_hidden,
+    fake_logits,
+    listed,
+    prefill,
+)
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_gguf import N_TINY
@@ -147,7 +154,7 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows(
     tree = TokenTree(3)
     added = add_to_tree(nodes, range(5), tree, DraftBudget())
     assert added == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
-    rows = tree_rows(tree, 2, 3)
+    rows = listed(tree_rows(tree, 2, 3))
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
     assert [row.seq_ids for row in rows] == [(0, 1, 2), (1,), (2,), (1,), (2,), (1,)]
 
@@ -177,7 +184,7 @@ def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     eagle = HeadDrafter(GrownParams(depth=2, top_k=1, nodes=2, window=3), levels)
     cache = SequenceCache(target)
     prompt = [1, 2, 3, 4, 5, 6]
-    cache.prefill(prompt[:-1], reader=eagle.requires.prompt_reader)
+    prefill(cache, prompt[:-1], reader=eagle.requires.prompt_reader)
     eagle.begin(prompt)
     tree = TokenTree(6)
     run(eagle.draft(prompt, tree, DraftBudget()))
@@ -212,7 +219,7 @@ def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
         ([5, 6], 0, [(6, state(5))]),
     ):
         head.rows.clear()
-        assert cache.prefill(prompt[:-1], reader=eagle.requires.prompt_reader) == reused
+        assert prefill(cache, prompt[:-1], reader=eagle.requires.prompt_reader) == reused
         eagle.begin(prompt)
         run(eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget()))
         assert head.rows == expected
@@ -229,7 +236,7 @@ def test_unobserved_steps_leave_a_gap_and_a_step_without_a_draft() -> None:
     run(eagle.draft([1, 2], tree, DraftBudget()))
     assert len(tree) == 1  # no states of the prompt were read
     cache = SequenceCache(target)
-    cache.prefill([1])
+    prefill(cache, [1])
     output = run(cache.extend([2]))
     eagle.observe(Step(TokenTree(2), output, [0], 3))
     tree = TokenTree(7)
@@ -249,9 +256,9 @@ def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
     cache, prompt = SequenceCache(target := FakeTarget(n_batch=2)), [1, 2, 3, 4, 5, 6]
     target.n_until_cancelled = 1
     with pytest.raises(Cancelled):
-        cache.prefill(prompt[:-1], reader=reader)
+        prefill(cache, prompt[:-1], reader=reader)
     target.n_until_cancelled = 9
-    assert cache.prefill(prompt[:-1], reader=reader) == 2  # the states of these were read
+    assert prefill(cache, prompt[:-1], reader=reader) == 2  # the states of these were read
     eagle.begin(prompt)
     run(eagle.draft(prompt, TokenTree(6), DraftBudget()))
     assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
@@ -263,8 +270,8 @@ def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None
         levels = HeadContext(Recorder())
         levels.prepare(1024, 1, 5)
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
-        cache.prefill(cached)
-        assert cache.prefill([*cached, 7, 8], reader=levels) == n_reused
+        prefill(cache, cached)
+        assert prefill(cache, [*cached, 7, 8], reader=levels) == n_reused
 
 
 def test_a_full_head_context_ends_drafting_without_an_error() -> None:
@@ -275,7 +282,7 @@ def test_a_full_head_context_ends_drafting_without_an_error() -> None:
     eagle = HeadDrafter(GrownParams(depth=2, top_k=2, nodes=4), levels)
     for n, drafted in ((6, True), (12, False)):
         prompt = list(range(n))
-        SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=eagle.requires.prompt_reader)
+        prefill(SequenceCache(FakeTarget()), prompt[:-1], reader=eagle.requires.prompt_reader)
         eagle.begin(prompt)
         tree = TokenTree(prompt[-1])
         run(eagle.draft(prompt, tree, DraftBudget()))
