@@ -116,6 +116,7 @@ class ChatRequest:
     parallel_tool_calls  whether it may call several
     template_kwargs  more variables for the chat template
     continue_last  whether a last message of the assistant is continued; None: unless it has calls
+    begun       tokens that the reply begins with
     prediction  what the reply is expected to be, for the most part
     memory      the texts to draft from: a client's own by its name, "" for those that all clients
                 share, None for none
@@ -147,6 +148,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool | None = None
+    begun: tuple[int, ...] = ()
     prediction: str = ""
     memory: str | None = ""
     on_disk: bool = True
@@ -376,6 +378,37 @@ class Answer:
     vectors: tuple[bytes, ...] = ()
 
 
+class Asking(NamedTuple):
+    """What asking a source of ``auto`` brought on average.
+
+    tokens   drafts that were accepted, of an ask
+    ms       milliseconds that it takes, with its rows
+    gain_ms  milliseconds that it gains; None: the source tells before each step how likely its
+             draft is, and is asked if that is enough
+    """
+
+    source: str
+    tokens: float
+    ms: float
+    gain_ms: float | None
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What drafts cost and bring, as known at the end of the last reply.
+
+    load       of which load of a model, as in ``LoadedModel``; 0: nothing is known
+    decode_ms  numbers of rows, each with the milliseconds that a decode of them takes
+    pays_from  the probability from which drafts pay, if each is accepted with it; above 1: never
+    sources    those of the last reply by ``auto``
+    """
+
+    load: int = 0
+    decode_ms: tuple[tuple[int, float], ...] = ()
+    pays_from: float = 0.0
+    sources: tuple[Asking, ...] = ()
+
+
 @dataclass(frozen=True)
 class Report:
     """What the engine does, and has done since its process started.
@@ -405,6 +438,7 @@ class Report:
     decode_seconds: float = 0.0
     n_longest: int = 0
     accepted: tuple[int, ...] = ()
+    drafting: Drafting = Drafting()
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ from typing import Any
 
 from app.worker.loading import Job, ModelSlot
 from app.worker.messages import (
+    Asking,
     ChatRequest,
     Done,
+    Drafting,
     Event,
     LoadedModel,
     ModelSpec,
@@ -42,7 +44,11 @@ from app.worker.wording import QueueFull, failure
 from batching.errors import ModelError
 from batching.llama.model import Model
 from batching.watched import GivenUp, until
+from speculation.auto.drafter import Auto
+from speculation.auto.source import Source
 from speculation.chat.detokenizer import Token
+from speculation.drafting.copying import CopyDrafter
+from speculation.drafting.cost import SIZES
 from speculation.engine import Engine
 from speculation.sampling import TokenLogprobs
 from speculation.steps import RecordedStep
@@ -294,7 +300,9 @@ class Serving:
                 self._end(job, failure(item))
             else:
                 if job.has_begun:
-                    self._totals = _added(self._totals, text)
+                    load = self.status.model.load if self.status.model is not None else 0
+                    drafting = _drafting(engine, text, load, self._totals.drafting)
+                    self._totals = replace(_added(self._totals, text), drafting=drafting)
                 decode_ms = _decode_ms(engine, text) if request.record else ()
                 self._end(job, _done(text, self.status.model, prompt, decode_ms))
 
@@ -346,6 +354,26 @@ def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
         return ()
     curve = cost.curve(len(text.tokens))
     return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
+
+
+def _drafting(engine: Engine, text: Text, load: int, before: Drafting) -> Drafting:
+    """What is known of drafts at the end of a text. ``before`` is the same of the last one."""
+    cost = engine.resources.known_cost
+    if cost is None:
+        return Drafting()
+    curve = cost.curve(len(text.tokens))
+    decode_ms = tuple((n, round(1e3 * curve.at(n), 3)) for n in SIZES)
+    sources = before.sources if before.load == load else ()
+    for auto in text.drafters:
+        if isinstance(auto, Auto):
+            sources = tuple(_asking(source, curve.at(1)) for source in auto.sources)
+    return Drafting(load, decode_ms, curve.pays_from(1, cost.overhead), sources)
+
+
+def _asking(source: Source, plain: float) -> Asking:
+    asks, tells = source.asks, isinstance(source.drafter, CopyDrafter)
+    gain = None if tells else round(1e3 * asks.gain(plain), 2)
+    return Asking(source.name, round(asks.tokens, 2), round(1e3 * asks.seconds, 2), gain)
 
 
 _SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()
