@@ -7,9 +7,7 @@ states after the last layer are pooled here: their mean, unless the GGUF says ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +20,7 @@ from batching.llama.model import Model
 from batching.rows import text_rows
 from batching.target import ALL, END
 from batching.tree import Floats
+from speculation.average import Average
 from speculation.settings import tokens_of
 
 LEAST_ROWS = 32  # of a decode; fewer take almost as long
@@ -88,24 +87,15 @@ def normalised(vectors: Floats) -> Floats:
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
-class Pace:
-    """How many rows fit a time, learnt from decodes. Every row of an embedding has output, so it
-    takes longer than a prompt's."""
+def _pace() -> Average:
+    """Seconds of a row, of which each has output: it takes longer than a prompt's."""
+    return Average(0.02)
 
-    def __init__(self) -> None:
-        self._row_seconds = 0.0
 
-    def rows(self, seconds: float, most: int) -> int:
-        wanted = int(seconds / self._row_seconds) if self._row_seconds else 0
-        return min(max(LEAST_ROWS, wanted), most)
-
-    @contextmanager
-    def timing(self, n_rows: int) -> Iterator[None]:
-        """Learn from a decode of so many rows."""
-        start = perf_counter()
-        yield
-        seconds = (perf_counter() - start) / n_rows
-        self._row_seconds = (self._row_seconds + seconds) / 2 if self._row_seconds else seconds
+def _n_rows(seconds: float, pace: Average, most: int) -> int:
+    """How many rows fit a time."""
+    wanted = int(seconds / pace.value) if pace.value else 0
+    return min(max(LEAST_ROWS, wanted), most)
 
 
 class PooledStates:
@@ -115,7 +105,7 @@ class PooledStates:
         """``context`` is the model's usual one, whose texts are left alone."""
         self.model, self._usual = context.model, context
         self._own: Context | None = None
-        self._pace = Pace()
+        self._pace = _pace()
         kind = self.model.metadata(f"{self.model.architecture}.pooling_type")
         self._pooling = POOLING.get(kind or "1", "mean")
         if kind == "4":
@@ -137,7 +127,7 @@ class PooledStates:
             vector[:] = 0
             first = 0
             while first < len(text):
-                piece = text[first : first + self._pace.rows(seconds(), context.n_batch)]
+                piece = text[first : first + _n_rows(seconds(), self._pace, context.n_batch)]
                 with self._pace.timing(len(piece)):
                     output = context.decode(text_rows(piece, first, [True] * len(piece)))
                     _ = output.hidden(0)  # waits for a device
@@ -177,7 +167,7 @@ class PooledTexts:
 
     def __init__(self, model: Model, n_threads: int | None) -> None:
         self.model, self._n_threads = model, n_threads
-        self._pace = Pace()
+        self._pace = _pace()
         self._context = EmbeddingContext(model, self._cells(1), n_threads)
 
     @property
@@ -196,7 +186,7 @@ class PooledTexts:
             self._context = larger
         first = 0
         while first < len(texts):
-            n_rows = self._pace.rows(seconds(), self._context.n_tokens)
+            n_rows = _n_rows(seconds(), self._pace, self._context.n_tokens)
             end, n_left = first + 1, n_rows - len(texts[first])
             while end < min(len(texts), first + MOST_TEXTS) and len(texts[end]) <= n_left:
                 n_left -= len(texts[end])
