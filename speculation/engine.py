@@ -27,13 +27,13 @@ from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_f
 from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
 from speculation.registry.conversion import model_file
+from speculation.reply import Reply
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
 from speculation.sampling import SamplingParams, TokenLogprobs, prepare_sampler
 from speculation.scheduler import Scheduler
-from speculation.scored_text import ScoredText, needs_scored_text
+from speculation.sequence import TokenSequence
 from speculation.settings import Settings, as_method, request_for, tokens_of
-from speculation.text import Text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,7 +54,7 @@ class Engine:
     """A model that writes texts, up to ``parallel`` at a time, with one decode for all of them.
 
     Everything is computed in a thread of the engine's own, so it may be used from any thread.
-    ``generate``, ``chat`` and ``submit`` return at once with a ``Text``, which is written whether
+    ``generate``, ``chat`` and ``submit`` return at once with a ``Reply``, which is written whether
     or not anybody waits for its tokens. Close the engine, or use it as a context manager.
     """
 
@@ -200,7 +200,7 @@ class Engine:
 
     # Texts
 
-    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Text:
+    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Reply:
         """Continue a prompt, given as text or as token ids; iterate over the result for tokens.
 
         Keyword arguments are the fields of ``Settings`` and ``SamplingParams``. Raises
@@ -218,7 +218,7 @@ class Engine:
         *,
         thinking: bool | None = None,
         **settings: Unpack[Settings],
-    ) -> Text:
+    ) -> Reply:
         """Reply to a conversation in the GGUF's chat format. A string is one user message.
 
         Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. If the last
@@ -242,12 +242,12 @@ class Engine:
 
     def generate_batch(
         self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
-    ) -> list[Text]:
+    ) -> list[Reply]:
         """Continue all ``prompts``; return when all texts have ended. An error, or Ctrl-C, ends all
         of them."""
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise InvalidParameter(f"prompts is {prompts!r:.60}; give a list, such as [text]")
-        texts: list[Text] = []
+        texts: list[Reply] = []
         try:
             texts.extend(self.generate(prompt, **settings) for prompt in prompts)
             for text in texts:
@@ -258,18 +258,18 @@ class Engine:
             raise
         return texts
 
-    def start(self, request: Request) -> Text:
+    def start(self, request: Request) -> Reply:
         """Queue a request. As ``generate``. Raises GrammarError."""
         self._driver.check_open()
         prepare_sampler(request.sampling, self.model, self.context.n_ctx)
         structure = self._runtime.structures.start(request.sampling)
-        reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
-        kind = ScoredText if needs_scored_text(request) else Text
-        text = kind(request, reply, self._driver.wake, self._driver.check_may_wait, structure)
-        if not self._scheduler.submit(text):
+        written = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
+        wake, check_thread = self._driver.wake, self._driver.check_may_wait
+        sequence = TokenSequence(request, written, structure, wake, check_thread)
+        if not self._scheduler.submit(sequence):
             self._driver.check_open()  # it was closed meanwhile
-        self._driver.wake()
-        return text
+        wake()
+        return sequence.reply
 
     def score(self, prompt: str | Sequence[int], n_top: int = 0) -> list[TokenLogprobs]:
         """The log probabilities of a prompt's tokens from the second on, and of the ``n_top``

@@ -15,7 +15,7 @@ from batching.tree import NO_LIMIT
 from speculation.average import Average
 from speculation.drafting.cost import SIZES, Cost
 from speculation.runtime import Runtime
-from speculation.text import Text, failing
+from speculation.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ class LongPrompts:
     def close(self) -> None:
         self._context.close()
 
-    def takes(self, text: Text) -> bool:
+    def takes(self, text: TokenSequence) -> bool:
         """Whether what is left of a prompt is to be read here."""
         reading = text.reading
         assert reading is not None
         is_short = reading.n_left < _LONG or len(text.request.prompt) > self._prompts.n_ctx
         return not (is_short or reading.needs_output)
 
-    def read(self, texts: Sequence[Text], n_writing: int, max_seconds: float) -> None:
+    def read(self, texts: Sequence[TokenSequence], n_writing: int, max_seconds: float) -> None:
         """Read prompts that it ``takes``, one after another. Together with a step of the
         ``n_writing`` texts that wait, this takes about ``max_seconds``."""
         end = now() + max_seconds - self._cost.curve(0).at(n_writing)
@@ -82,10 +82,10 @@ class LongPrompts:
                 if i:
                     return
                 n_most = _LONG  # the first one goes on in any case
-            with failing(text):
+            with text:
                 self._read_piece(text, n_most)
 
-    def _read_piece(self, text: Text, n_most: int) -> None:
+    def _read_piece(self, text: TokenSequence, n_most: int) -> None:
         """Read at most ``n_most`` tokens of a prompt. At its end, it begins."""
         assert text.reading is not None and isinstance(text.cache.target, Slot)
         slot = text.cache.target

@@ -19,7 +19,7 @@ from speculation.drafting.resources import Resources
 from speculation.idle.copies import WORTH_KEEPING, IdleTexts
 from speculation.idle.files import TextFiles
 from speculation.runtime import Runtime
-from speculation.text import ROOM, Text
+from speculation.sequence import ROOM, TokenSequence
 
 
 class Place:
@@ -32,7 +32,7 @@ class Place:
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.cache = SequenceCache(slot)
-        self.text: Text | None = None
+        self.sequence: TokenSequence | None = None
         self.used = 0.0  # when its last text ended
         self.n_prompt, self.on_disk = 0, True
 
@@ -52,7 +52,9 @@ class Places:
             files=files, read_seconds=_read_seconds(runtime), is_limited=not self.can_rewind
         )
         # The text that reads what a waiting one begins with, and up to where it waits for that.
-        self._awaited: WeakKeyDictionary[Text, tuple[Text, int]] = WeakKeyDictionary()
+        self._awaited: WeakKeyDictionary[TokenSequence, tuple[TokenSequence, int]] = (
+            WeakKeyDictionary()
+        )
         self.renew()
 
     def renew(self) -> None:
@@ -74,10 +76,14 @@ class Places:
     def can_rewind(self) -> bool:
         return self.runtime.context.n_rewind == NO_LIMIT
 
-    def active(self) -> list[Text]:
-        return [place.text for place in self.places if place.text is not None]
+    def active(self) -> list[TokenSequence]:
+        return [place.sequence for place in self.places if place.sequence is not None]
 
-    def resources_of(self, place: Place, text: Text | None = None) -> Resources:
+    def of(self, sequence: TokenSequence) -> Place:
+        """The place where it is."""
+        return next(place for place in self.places if place.sequence is sequence)
+
+    def resources_of(self, place: Place, text: TokenSequence | None = None) -> Resources:
         """The resources of ``place``, for ``text``."""
         resources, slot = self.runtime.resources, place.slot.index
         if text is None:
@@ -91,15 +97,20 @@ class Places:
             memory=request.memory,
         )
 
-    def is_being_read(self, waiting: Text) -> bool:
+    def is_being_read(self, waiting: TokenSequence) -> bool:
         """Whether another text is reading much that the prompt of ``waiting`` begins with.
 
         Prompts are compared once, and again when the other text is so far or has ended.
         """
         text, n = self._awaited.get(waiting, (None, 0))
-        if text is not None and not text.is_writing and not text.has_ended and text.n_read <= n:
+        if (
+            text is not None
+            and text.reading is not None
+            and not text.has_ended
+            and text.n_read <= n
+        ):
             return True
-        reading = [text for text in self.active() if not text.is_writing]
+        reading = [text for text in self.active() if text.reading is not None]
         if not reading or not self.runtime.context.can_share:
             return False
         prompt = waiting.request.prompt[:-1]
@@ -112,15 +123,15 @@ class Places:
             self._awaited[waiting] = first, common[first] - n_rest
         return is_much
 
-    def has_room(self, text: Text) -> bool:
+    def has_room(self, text: TokenSequence) -> bool:
         """Whether a place and enough cells for a text are free."""
-        is_free = any(place.text is None for place in self.places)
+        is_free = any(place.sequence is None for place in self.places)
         return is_free and self._cells_for(text) + self._n_reserved() <= self.n_ctx
 
-    def find(self, text: Text) -> Place:
+    def find(self, text: TokenSequence) -> Place:
         """The free place for a text that has room, with as much of its prompt as is kept
         anywhere."""
-        free = [place for place in self.places if place.text is None]
+        free = [place for place in self.places if place.sequence is None]
         n_cells = self._cells_for(text)
         prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
@@ -165,8 +176,8 @@ class Places:
     def leave(self) -> None:
         """Free the places of texts that have ended."""
         for place in self.places:
-            if place.text is not None and place.text.has_ended:
-                place.text, place.used = None, perf_counter()
+            if place.sequence is not None and place.sequence.has_ended:
+                place.sequence, place.used = None, perf_counter()
 
     def extend(self, place: Place, n_tokens: int) -> None:
         """Give a text cells for ``n_tokens`` more, or as many as there are."""
@@ -175,13 +186,13 @@ class Places:
             return
         n_more = min(n_missing, self.n_ctx - self._n_reserved(), self.text_limit - place.slot.n_ctx)
         if n_more > 0:
-            self._make_room(n_more, [place for place in self.places if place.text is None])
+            self._make_room(n_more, [place for place in self.places if place.sequence is None])
             place.slot.n_ctx += n_more
 
     def shrink(self, place: Place, n_tokens: int) -> None:
         """Leave a text at most cells for ``n_tokens`` more, but what it had at first."""
-        assert place.text is not None
-        n_least = max(self._cells_for(place.text), len(place.cache.tokens) + n_tokens)
+        assert place.sequence is not None
+        n_least = max(self._cells_for(place.sequence), len(place.cache.tokens) + n_tokens)
         place.slot.n_ctx = min(place.slot.n_ctx, n_least)
 
     def close(self) -> None:
@@ -193,9 +204,9 @@ class Places:
 
     def _n_reserved(self) -> int:
         """Cells that running texts may use."""
-        return sum([place.slot.n_ctx for place in self.places if place.text is not None])
+        return sum([place.slot.n_ctx for place in self.places if place.sequence is not None])
 
-    def _cells_for(self, text: Text) -> int:
+    def _cells_for(self, text: TokenSequence) -> int:
         """Cells for a text at first: up to its end, or a share of the context."""
         limit, n_prompt = self.text_limit, len(text.request.prompt)
         if self.n_slots == 1:

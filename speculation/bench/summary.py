@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from speculation.bench.results import Run
 from speculation.drafter import BASELINE
-from speculation.stats import PHASES, rate
+from speculation.meter import PHASES, rate
 
 ALL = "all"
 Key = TypeVar("Key")
