@@ -355,9 +355,11 @@ def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
     assert groups_of(parallel.submit(PROMPT, method="ar", max_tokens=30)) == [1, 29]
     started: list[Reply] = []
     others: list[Reply] = []
+    seen: list[int] = []
 
     def ask_in_between(token: int) -> bool:
-        if len(started[0].token_ids) == 20:
+        seen.append(token)
+        if len(seen) == 20:
             others.append(parallel.submit([7 + i % 60 for i in range(60)], max_tokens=2))
         return False
 
