@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from batching.cache import StateReader
@@ -50,6 +50,7 @@ class DraftBudget(NamedTuple):
         return self.max_nodes + 1 - len(tree.tokens)
 
 
+@dataclass(slots=True)
 class Step:
     """The result of one step.
 
@@ -62,25 +63,17 @@ class Step:
     tokens          the tokens added to the text: the accepted drafts, then the bonus token
     """
 
-    __slots__ = ("bonus", "decode_seconds", "output", "own_seconds", "path", "tokens", "tree")
+    tree: TokenTree
+    output: Output
+    path: list[int]
+    bonus: int
+    decode_seconds: float = 0.0
+    own_seconds: float = 0.0
+    tokens: list[int] = field(init=False)
 
-    def __init__(
-        self,
-        tree: TokenTree,
-        output: Output,
-        path: list[int],
-        bonus: int,
-        decode_seconds: float = 0.0,
-        own_seconds: float = 0.0,
-    ) -> None:
-        self.tree = tree
-        self.output = output
-        self.path = path
-        self.bonus = bonus
-        self.decode_seconds = decode_seconds
-        self.own_seconds = own_seconds
-        self.tokens = [tree.tokens[node] for node in path[1:]]
-        self.tokens.append(bonus)
+    def __post_init__(self) -> None:
+        self.tokens = [self.tree.tokens[node] for node in self.path[1:]]
+        self.tokens.append(self.bonus)
 
 
 class PlainSteps(NamedTuple):
@@ -332,9 +325,9 @@ class Method:
     def __str__(self) -> str:
         """The method as on the command line, without defaults."""
         changed = [
-            f"{field.name}={shown(getattr(self.params, field.name))}"
-            for field in fields(self.params)
-            if getattr(self.params, field.name) != field.default
+            f"{one.name}={shown(getattr(self.params, one.name))}"
+            for one in fields(self.params)
+            if getattr(self.params, one.name) != one.default
         ]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 

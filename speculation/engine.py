@@ -7,14 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from batching.cache import SequenceCache
-from batching.errors import InvalidParameter, SpeculationError, require_types
-from batching.llama.context import Context, ContextParams
+from batching.errors import InvalidParameter, SpeculationError
+from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.watched import checkpoint, until
 from speculation.chat.detokenizer import ReplyText
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-_LOAD_TYPES = {  # of arguments of ``load`` that ``LoadParams`` has not or has otherwise
-    "memory": str | Path | None,
-    "params": ContextParams | None,
-    "n_ctx": int | None,
-    "exact": bool,
-    "keep_texts": int,
-    "progress": Callable | None,
-}
+P = ParamSpec("P")
 log = logging.getLogger(__name__)
+
+
+def _takes(
+    declared: Callable[P, object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Says of a method that it takes the arguments of ``declared``."""
+    return lambda method: method
 
 
 class Engine:
@@ -69,100 +68,12 @@ class Engine:
         atexit.register(self.close)  # the thread must not compute while Python ends
 
     @classmethod
-    def load(
-        cls,
-        model: str | Path | None = None,
-        params: ContextParams | None = None,
-        *,
-        n_ctx: int | None = None,
-        exact: bool = False,
-        parallel: int = 1,
-        draft_model: str | Path | None = None,
-        heads: str | Path | Sequence[str | Path] = (),
-        mtp: bool = True,
-        n_gpu_layers: int | None = None,
-        n_cpu_moe: int | None = None,
-        device: str | Sequence[str] | None = None,
-        draft_device: str | Sequence[str] | None = None,
-        rpc: str | Sequence[str] = (),
-        memory: str | Path | None = None,
-        keep_texts: int = 0,
-        chat_template: str | None = None,
-        trace_batches: str | Path | None = None,
-        embedding_model: str | Path | None = None,
-        progress: Callable[[float], None] | None = None,
-    ) -> Engine:
-        """Load a GGUF by path or by its name in models.txt; None = ``default_model()``.
-
-        params         of the context
-        n_ctx          tokens in the context, instead of that of ``params``
-        exact          every text is the very same as with method ar, alone and from an empty
-                       cache: a step has as many rows as compute the same bits as one
-        parallel       texts that are written at a time; they share the context
-        draft_model    a smaller model with the same vocabulary, for the methods draft and auto, or
-                       ``"paired"``: the one paired with the model in models.txt
-        heads          files of heads trained for this model, one per method (docs/heads.md), or
-                       ``"paired"``
-        mtp            whether to load the model's own layers for multi-token prediction, if any
-        n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
-                       that fit
-        n_cpu_moe      how many of the first layers have their experts in main memory even so;
-                       None = as many as do not fit: experts give way before layers
-        device         names of the devices for these layers, as ``speculation devices`` lists them;
-                       ``none`` = the CPU alone, None = all GPUs
-        draft_device   those for all layers of the draft model; None = as for the model
-        rpc            addresses of RPC workers, HOST:PORT, that compute layers of the model; the
-                       draft model stays on this machine
-        memory         a file that keeps what this model read and wrote, for the methods suffix and
-                       auto: loaded if it exists, saved on ``close``
-        keep_texts     MB of texts that nobody writes, kept on disk in the cache folder, for all
-                       models together. They are there again when the model is loaded again with
-                       the same settings
-        chat_template  a Jinja template to use instead of the GGUF's
-        trace_batches  a file that gets one JSON line per decode
-        embedding_model  a model for ``embed``, of those that write no text; None = the model itself
-        progress       called with the share of the model loaded so far, then that of the draft
-                       model, in the engine's thread; an exception it raises ends loading
-        """
-        if isinstance(heads, bool) or heads is None:
-            raise InvalidParameter(
-                f"heads is {heads!r}; give files, or 'paired' for those that models.txt names"
-            )
-        require_types(
-            {"memory": memory, "params": params, "n_ctx": n_ctx, "keep_texts": keep_texts}
-            | {"exact": exact}
-            | {"progress": progress},
-            _LOAD_TYPES,
-        )
-        if keep_texts < 0:
-            raise InvalidParameter(
-                f"{{keep_texts}} is {keep_texts}; give 0 or more", settings=("keep_texts",)
-            )
-        params = params or ContextParams()
-        if n_ctx is not None:
-            params = replace(params, n_ctx=n_ctx)
-        if exact:
-            params = replace(params, exact=True)
-        source = LoadParams(
-            model,
-            params,
-            parallel,
-            draft_model,
-            heads,
-            mtp,
-            n_gpu_layers,
-            n_cpu_moe,
-            device,
-            draft_device,
-            rpc,
-            None if memory is None else Path(memory),
-            chat_template,
-            trace_batches,
-            embedding_model,
-            METHODS.heads_kinds(),
-            SAVED,
-        )
-        name = str(default_model() if model is None else model)
+    @_takes(LoadParams)
+    def load(cls, *arguments: Any, **keywords: Any) -> Engine:
+        """Load a model; ``LoadParams`` has the arguments."""
+        source = LoadParams(*arguments, **keywords)
+        source = replace(source, kinds=METHODS.heads_kinds(), saved=SAVED)
+        name = str(default_model() if source.model is None else source.model)
         driver = Driver(name)
 
         opened: list[Engine] = []
@@ -173,12 +84,14 @@ class Engine:
             return opened[0]
 
         def opened_engine() -> Engine:
-            own = _with_usual_flash_attn(source) if keep_texts else source
+            own = _with_usual_flash_attn(source) if source.keep_texts else source
             runtime = Runtime.open(own, reported)
             try:
                 driver.idle = runtime.measure
-                files = _text_files(runtime, keep_texts)
-                return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
+                files = _text_files(runtime, source.keep_texts)
+                return cls(
+                    driver, runtime, Scheduler(runtime, source.parallel, files), source.parallel
+                )
             except BaseException:
                 runtime.close()
                 raise
@@ -189,8 +102,8 @@ class Engine:
 
         def reported(share: float) -> None:
             checkpoint()
-            if progress is not None:
-                progress(share)
+            if source.progress is not None:
+                source.progress(share)
 
         try:
             return driver.call(open_all)
@@ -432,8 +345,8 @@ def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
 def _with_usual_flash_attn(source: LoadParams) -> LoadParams:
     """With the setting of flash attention that the texts on disk have."""
     name = default_model() if source.model is None else source.model
-    flash_attn = usual_flash_attn(texts_folder(), model_file(name), source.params)
-    return replace(source, params=replace(source.params, flash_attn=flash_attn))
+    flash_attn = usual_flash_attn(texts_folder(), model_file(name), source.own_params)
+    return replace(source, params=replace(source.own_params, flash_attn=flash_attn))
 
 
 def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles | None:
