@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -36,24 +35,38 @@ class Embeddings:
     n_tokens: tuple[int, ...]
 
 
-class Embedder(Protocol):
-    """Gives texts vectors. Everything happens in the engine's thread."""
+class Embedder:
+    """Gives texts vectors. Everything happens in the engine's thread.
 
-    model: Model
+    n_most  tokens that a text may have
+    """
 
-    @property
-    def n_most(self) -> int:
-        """Tokens that a text may have."""
-        ...
+    def __init__(self, model: Model, n_most: int) -> None:
+        self.model, self.n_most = model, n_most
+        # Seconds of a row, of which each has output: it takes longer than a prompt's.
+        self._pace = Average(0.02)
 
     def embed(
         self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
     ) -> Iterator[bool]:
         """Fill ``vectors``, (n_texts, n_embd). Yields after each decode, which takes about
         ``seconds()`` at most where a text can be read in pieces."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _n_rows(self, seconds: float, most: int) -> int:
+        """How many rows fit a time."""
+        wanted = int(seconds / self._pace.value) if self._pace.value else 0
+        return min(max(LEAST_ROWS, wanted), most)
+
+    def _cells(self, n_tokens: int) -> int:
+        """The size of a context for a text: twice as many as before, until it fits."""
+        n_cells = LEAST_CELLS
+        while n_cells < n_tokens:
+            n_cells *= 2
+        return min(n_cells, self.n_most)
 
 
 def split(model: Model, texts: Sequence[str | Sequence[int]], n_most: int) -> list[list[int]]:
@@ -87,25 +100,14 @@ def normalised(vectors: Floats) -> Floats:
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
-def _pace() -> Average:
-    """Seconds of a row, of which each has output: it takes longer than a prompt's."""
-    return Average(0.02)
-
-
-def _n_rows(seconds: float, pace: Average, most: int) -> int:
-    """How many rows fit a time."""
-    wanted = int(seconds / pace.value) if pace.value else 0
-    return min(max(LEAST_ROWS, wanted), most)
-
-
-class PooledStates:
+class PooledStates(Embedder):
     """Pools the states of a model that writes text, in a small context of its own."""
 
     def __init__(self, context: Context) -> None:
         """``context`` is the model's usual one, whose texts are left alone."""
-        self.model, self._usual = context.model, context
+        super().__init__(context.model, min(context.n_ctx, max_tokens(context.model)))
+        self._usual = context
         self._own: Context | None = None
-        self._pace = _pace()
         kind = self.model.metadata(f"{self.model.architecture}.pooling_type")
         self._pooling = POOLING.get(kind or "1", "mean")
         if kind == "4":
@@ -113,10 +115,6 @@ class PooledStates:
                 f"{self.model.path} ({self.model.description}) ranks texts, so it gives no vector "
                 f"for a text; choose another model"
             )
-
-    @property
-    def n_most(self) -> int:
-        return min(self._usual.n_ctx, max_tokens(self.model))
 
     def embed(
         self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
@@ -127,7 +125,7 @@ class PooledStates:
             vector[:] = 0
             first = 0
             while first < len(text):
-                piece = text[first : first + _n_rows(seconds(), self._pace, context.n_batch)]
+                piece = text[first : first + self._n_rows(seconds(), context.n_batch)]
                 with self._pace.timing(len(piece)):
                     output = context.decode(text_rows(piece, first, [True] * len(piece)))
                     _ = output.hidden(0)  # waits for a device
@@ -146,7 +144,7 @@ class PooledStates:
             usual = self._usual
             params = replace(
                 usual.params,
-                n_ctx=_cells(n_tokens, self.n_most),
+                n_ctx=self._cells(n_tokens),
                 n_seq_max=1,
                 n_slots=1,
                 n_rewind=0,
@@ -162,20 +160,13 @@ class PooledStates:
             self._own = None
 
 
-class PooledTexts:
+class PooledTexts(Embedder):
     """Vectors of an embedding model, which reads each text in one piece."""
 
     def __init__(self, model: Model, n_threads: int | None) -> None:
-        self.model, self._n_threads = model, n_threads
-        self._pace = _pace()
+        super().__init__(model, max_tokens(model))
+        self._n_threads = n_threads
         self._context = EmbeddingContext(model, self._cells(1), n_threads)
-
-    @property
-    def n_most(self) -> int:
-        return max_tokens(self.model)
-
-    def _cells(self, n_tokens: int) -> int:
-        return _cells(n_tokens, self.n_most)
 
     def embed(
         self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
@@ -186,7 +177,7 @@ class PooledTexts:
             self._context = larger
         first = 0
         while first < len(texts):
-            n_rows = _n_rows(seconds(), self._pace, self._context.n_tokens)
+            n_rows = self._n_rows(seconds(), self._context.n_tokens)
             end, n_left = first + 1, n_rows - len(texts[first])
             while end < min(len(texts), first + MOST_TEXTS) and len(texts[end]) <= n_left:
                 n_left -= len(texts[end])
@@ -200,11 +191,3 @@ class PooledTexts:
         """Free the context and the model."""
         self._context.close()
         self.model.close()
-
-
-def _cells(n_tokens: int, n_most: int) -> int:
-    """The size of a context for a text: twice as many as before, until it fits."""
-    n_cells = LEAST_CELLS
-    while n_cells < n_tokens:
-        n_cells *= 2
-    return min(n_cells, n_most)

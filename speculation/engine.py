@@ -75,40 +75,38 @@ class Engine:
         source = replace(source, kinds=METHODS.heads_kinds(), saved=SAVED)
         name = str(default_model() if source.model is None else source.model)
         driver = Driver(name)
-
         opened: list[Engine] = []
 
-        def open_all() -> Engine:
+        def open_engine() -> Engine:
             with until(lambda: driver.is_closed):
-                opened.append(opened_engine())
+                opened.append(cls._opened(source, driver))
             return opened[0]
-
-        def opened_engine() -> Engine:
-            own = _with_usual_flash_attn(source) if source.keep_texts else source
-            runtime = Runtime.open(own, reported)
-            try:
-                driver.idle = runtime.measure
-                files = _text_files(runtime, source.keep_texts)
-                return cls(
-                    driver, runtime, Scheduler(runtime, source.parallel, files), source.parallel
-                )
-            except BaseException:
-                runtime.close()
-                raise
 
         def free() -> None:
             for engine in opened:
                 engine._free()
 
-        def reported(share: float) -> None:
+        try:
+            return driver.call(open_engine)
+        except BaseException:  # perhaps Ctrl-C, when the engine was there
+            driver.close(free)
+            raise
+
+    @classmethod
+    def _opened(cls, source: LoadParams, driver: Driver) -> Engine:
+        def progress(share: float) -> None:
             checkpoint()
             if source.progress is not None:
                 source.progress(share)
 
+        own, n = _with_usual_flash_attn(source) if source.keep_texts else source, source.parallel
+        runtime = Runtime.open(own, progress)
         try:
-            return driver.call(open_all)
-        except BaseException:  # perhaps Ctrl-C, when the engine was there
-            driver.close(free)
+            driver.idle = runtime.measure
+            files = _text_files(runtime, source.keep_texts)
+            return cls(driver, runtime, Scheduler(runtime, n, files), n)
+        except BaseException:
+            runtime.close()
             raise
 
     # Texts

@@ -158,7 +158,12 @@ class Scheduler:
         """Start one that has room; returns whether the batch has its rows, too."""
         places, request, runtime = self.places, one.request, self._runtime
         place = places.find(one)
-        resources = places.resources_of(place, one)
+        resources = places.resources_of(
+            place,
+            sampling=request.sampling,
+            prediction=request.prediction,
+            memory=request.memory,
+        )
         drafters = request.method.drafters(resources)
         structure = one.structure
         needed = self._checked(request.method.name, drafters)

@@ -76,6 +76,7 @@ class TokenSequence:
     budget      the limits on that tree
     is_plain    whether the present step drafts nothing
     n_ahead     requests that are known to come first
+    awaited     who reads what its prompt begins with, and up to which token it waits for that
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class TokenSequence:
         self.needed = Requirements()
         self.has_ended = False
         self.n_ahead = 0
+        self.awaited: tuple[TokenSequence, int] | None = None
         self._sampler: Sampler | None = None  # None before ``start``
         self._has_begun = False
         self._emitted: Emitted | None = None  # by the last step, and not handed out yet

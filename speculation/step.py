@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from batching.clock import now
 from batching.rows import Rows
-from batching.target import Cancelled, Meanwhile, Output, Watch
+from batching.slots import Slots
+from batching.target import Cancelled, Watch
 from batching.together import Running, advance, run
 from batching.tree import NO_LIMIT
 from speculation.auto.choose import choose, follow, give_one_length
@@ -15,20 +16,6 @@ from speculation.drafting.cost import Cost
 from speculation.sequence import ROOM, TokenSequence
 
 MAX_WAIT = 0.2  # seconds that sequences wait for the drafter of another one, or for its prompt
-
-
-class Decoder(Protocol):
-    """Decodes rows of several sequences in one batch: ``batching.slots.Slots``, or a replay's."""
-
-    def decode(
-        self,
-        parts: Sequence[tuple[Any, Rows]],
-        watch: Watch | None = None,
-        meanwhile: Meanwhile | None = None,
-    ) -> Sequence[Output]:
-        """The output of each part: a sequence's target and its rows. ``Target.decode`` says what
-        ``meanwhile`` is."""
-        ...
 
 
 class Batch:
@@ -41,7 +28,7 @@ class Batch:
     accepted  sequences whose tokens are handed out while a device computes the next step
     """
 
-    def __init__(self, slots: Decoder, cost: Cost | None = None) -> None:
+    def __init__(self, slots: Slots, cost: Cost | None = None) -> None:
         self.slots, self.cost = slots, cost
         self.drafting: dict[TokenSequence, Running] = {}
         self.has_device = False
@@ -147,7 +134,8 @@ def step(
         order.sort(key=lambda one: one not in pieces and len(one.tree) > 1)
     # 2. Decode all rows in one forward pass. If a device computes it, this process hands out the
     #    tokens of the step before meanwhile.
-    began, parts = now(), [(one.cache.target, rows[one]) for one in order]
+    parts: list[tuple[Any, Rows]] = [(one.cache.target, rows[one]) for one in order]
+    began = now()
     try:
         outputs = batch.slots.decode(parts, watch, batch.meanwhile)
     except Cancelled:

@@ -51,7 +51,7 @@ RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
 class Machine:
     """What computes: simulated time in seconds, which ``batching.clock`` reads.
 
-    Implements ``speculation.step.Decoder``: one decode for the rows of all texts.
+    Stands for ``batching.slots.Slots``: one decode for the rows of all texts.
 
     noise      standard deviation of a decode's relative time
     hiccups    share of decodes that take four times as long: the machine did something else
@@ -179,7 +179,7 @@ class Replay:
         # The draft model's time is known as if by its weights.
         share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
         resources = Resources(lambda: cost, draft=draft, draft_share=share)
-        batch = Batch(machine)
+        batch = Batch(cast("Any", machine))
         if n_places > 1:  # as the engine measures it for texts that share a decode
             batch.cost = resources.cost
         waiting, active, runs = list(reversed(texts)), dict[TokenSequence, Playback](), list[Run]()

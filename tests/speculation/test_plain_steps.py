@@ -1,4 +1,4 @@
-"""The fast path: steps without drafts are decoded in runs; text and drafts stay the same."""
+"""Plain steps: those without drafts are decoded in runs; text and drafts stay the same."""
 
 from __future__ import annotations
 
