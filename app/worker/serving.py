@@ -375,9 +375,7 @@ def _added(totals: Report, text: Reply) -> Report:
     )
 
 
-def _done(
-    text: Reply, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]
-) -> Done:
+def _done(text: Reply, model: LoadedModel | None, prompt: str, ms: tuple[float, ...]) -> Done:
     counts = {name: getattr(text.stats, name) for name in _COUNTS}
     return Done(
         text.finish_reason or "stop",
@@ -385,6 +383,6 @@ def _done(
         model,
         stop_string=text.stop_string,
         prompt=prompt,
-        decode_ms=decode_ms,
+        decode_ms=ms,
         **counts,
     )
