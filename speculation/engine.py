@@ -22,10 +22,9 @@ from speculation.drafter import Method
 from speculation.drafting.resources import Resources
 from speculation.driver import Driver
 from speculation.embedding import Embeddings, normalised, split
-from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
+from speculation.idle.files import TextFiles, identity_of, texts_folder
 from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
-from speculation.registry.conversion import model_file
 from speculation.reply import Reply
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
@@ -99,10 +98,10 @@ class Engine:
             if source.progress is not None:
                 source.progress(share)
 
-        own, n = _with_usual_flash_attn(source) if source.keep_texts else source, source.parallel
-        runtime = Runtime.open(own, progress)
+        n = source.parallel
+        runtime = Runtime.open(source, progress)
         try:
-            driver.idle = runtime.measure
+            driver.idle = runtime.rest
             files = _text_files(runtime, source.keep_texts)
             return cls(driver, runtime, Scheduler(runtime, n, files), n)
         except BaseException:
@@ -338,13 +337,6 @@ def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
             f"content"
         )
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-
-
-def _with_usual_flash_attn(source: LoadParams) -> LoadParams:
-    """With the setting of flash attention that the texts on disk have."""
-    name = default_model() if source.model is None else source.model
-    flash_attn = usual_flash_attn(texts_folder(), model_file(name), source.own_params)
-    return replace(source, params=replace(source.own_params, flash_attn=flash_attn))
 
 
 def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles | None:
