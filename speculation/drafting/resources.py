@@ -15,7 +15,7 @@ from batching.tree import NO_LIMIT
 from speculation.drafting.acceptance import BY_PROBABILITY, Acceptance
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.suffix_memory import SuffixMemory
-from speculation.sampling import DraftSampler, SamplingParams
+from speculation.sampling import DraftDistribution, SamplingParams
 
 _MOST_CLIENTS = 32  # whose memories are kept: those used last
 _CLIENT_TOKENS = 1 << 17  # in the memory of a client: 5 MB with its index
@@ -55,7 +55,7 @@ class Resources:
         draft: Target | None = None,
         draft_share: float = 0.0,
         heads: Mapping[str, Any] | None = None,
-        draft_sampler: Callable[[SamplingParams], DraftSampler] | None = None,
+        draft_sampler: Callable[[SamplingParams], DraftDistribution] | None = None,
         memory: SuffixMemory | None = None,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
@@ -138,7 +138,7 @@ class Resources:
         return view
 
     @property
-    def draft_sampler(self) -> Callable[[], DraftSampler] | None:
+    def draft_sampler(self) -> Callable[[], DraftDistribution] | None:
         """Makes the sampler of drafts for the text."""
         make, sampling = self._draft_sampler, self.sampling
         return None if make is None else lambda: make(sampling)

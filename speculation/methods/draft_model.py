@@ -28,7 +28,7 @@ from speculation.drafting.tree_growth import (
     grow,
     top_tokens,
 )
-from speculation.sampling import DraftSampler
+from speculation.sampling import DraftDistribution
 from speculation.system.params import Params, param
 from speculation.verify import Match, Rejection, Verifier
 
@@ -77,7 +77,7 @@ class DraftModel(TreeDrafter):
         context: DraftContext,
         *,
         acceptance: Acceptance | None = None,
-        sampler: DraftSampler | None = None,
+        sampler: DraftDistribution | None = None,
         level_time: LevelTime | None = None,
         share: float = 0.0,
     ) -> None:
