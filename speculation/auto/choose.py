@@ -35,7 +35,7 @@ def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT
         plain_rows=plain_rows,
         last_rows=cost.last_rows,
         change_seconds=cost.change(curve, plain_rows),
-        overhead_seconds=cost.overhead * len(texts),
+        overhead_seconds=cost.overhead.value * len(texts),
     )
     for (text, chooser), nodes in zip(chosen, selected, strict=True):
         with failing(text):

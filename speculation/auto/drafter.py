@@ -27,7 +27,6 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
-from speculation.drafting.acceptance import RATE
 from speculation.drafting.cost import SIZES, Cost
 from speculation.drafting.resources import Resources
 from speculation.system.params import Params, param
@@ -232,7 +231,7 @@ class Auto(Drafter):
         cost, curve = self.cost, self._curve
         spent = step.own_seconds + clock.now() - start
         rest = spent - sum([source.seconds for source in asked])
-        cost.overhead += RATE * (rest - cost.overhead)
+        cost.overhead.add(rest)
         n_drafted = cost.last_rows - cost.n_texts
         row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / max(1, n_drafted)
         accepted = set(step.path)

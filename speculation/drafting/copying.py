@@ -62,8 +62,10 @@ class Copy(NamedTuple):
 
 
 class CopyDrafter(Drafter):
-    """Drafts a copy as long as it is likely to be accepted. A method overrides ``_start``, ``_read``
-    and ``_find``, and ``_foresee`` if it is a source of auto."""
+    """Drafts a copy as long as it is likely to be accepted.
+
+    A method overrides ``_start``, ``_read``, ``_find`` and ``_foresee``.
+    """
 
     def __init__(self, acceptance: Acceptance, p_min: float = P_MIN) -> None:
         """A draft's path probability is at least ``p_min``, or the budget's if that has one."""
@@ -91,10 +93,10 @@ class CopyDrafter(Drafter):
 
     def _foresee(self) -> tuple[int, int] | None:
         """The next token and the cell of its acceptance, without comparing all there is."""
-        return None
+        raise NotImplementedError
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Read ``tokens``, and learn whether they went on as foreseen, though nothing was drafted."""
+        """Read ``tokens``, and learn if they went on as foreseen where nothing was drafted."""
         if n_new := len(tokens) - self._n_read:
             if self._foreseen is not None:
                 token, cell = self._foreseen

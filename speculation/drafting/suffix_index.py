@@ -95,9 +95,7 @@ class SuffixIndex:
             values[length:] = (values[:-length] * factor + values[length:]) & _MASK
             factor = factor * factor & _MASK
 
-    def matches(
-        self, level: int, text: Sequence[int], limit: int, n_visited: int = 0
-    ) -> list[int]:
+    def matches(self, level: int, text: Sequence[int], limit: int, n_visited: int = 0) -> list[int]:
         """Up to ``limit`` positions after the last ``LENGTHS[level]`` tokens of ``text``.
 
         Latest first, each followed by a token of the same text. Visits at most ``n_visited``

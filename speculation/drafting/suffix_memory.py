@@ -33,7 +33,9 @@ _HEADER = struct.Struct("<8s16sQ")  # format and version, fingerprint, number of
 _MAGIC = b"SUFFIX 1"
 _LONGEST = len(LENGTHS) - 1
 _OVERLAP = LENGTHS[_LONGEST]
-_CANDIDATES = 64  # places where a known text may go on: many begin alike, and some repeat themselves
+_CANDIDATES = (
+    64  # places where a known text may go on: many begin alike, and some repeat themselves
+)
 
 
 class SuffixMemory:

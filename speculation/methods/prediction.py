@@ -77,7 +77,9 @@ class Prediction(CopyDrafter):
         """Follow the text in the prediction; where it diverges, move to the place with the longest
         match, or else to the end of the prediction."""
         index = self._index
-        n_same = common_prefix(index.copy(self._position, min(n_new, LONGEST_COPY)), tokens[-n_new:])
+        n_same = common_prefix(
+            index.copy(self._position, min(n_new, LONGEST_COPY)), tokens[-n_new:]
+        )
         self._position += n_same
         self._n_common += n_same
         if self._found == _START or self._n_common >= _SURE:

@@ -131,7 +131,10 @@ def test_the_memory_forgets_its_older_half_where_there_is_no_room() -> None:
     assert len(memory.index.matches(3, texts[39][:500], 1)) == 1
     assert memory.index.matches(3, texts[0][:500], 1) == []
     memory.remember(range(100_000, 140_000))
-    assert memory.index.tokens.tolist()[-(1 << 14) :] == [*range(140_000 - (1 << 14) + 1, 140_000), -1]
+    assert memory.index.tokens.tolist()[-(1 << 14) :] == [
+        *range(140_000 - (1 << 14) + 1, 140_000),
+        -1,
+    ]
 
 
 def test_a_million_tokens_take_less_than_100_mb() -> None:

@@ -18,8 +18,8 @@ from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.together import run
 from batching.tree import Floats
-from speculation.drafting.block_context import BlockContext
 from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.head_context import BlockContext
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.head_checks import TEXT, check_texts, load_heads, matrix
