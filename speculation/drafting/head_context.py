@@ -24,7 +24,7 @@ from batching.rows import Rows
 from batching.slots import decoding
 from batching.target import END, Output
 from batching.together import Coroutine, done, run
-from batching.tree import Floats
+from batching.tree import NO_LIMIT, Floats
 from speculation.drafting.tree_growth import Scores, top_tokens, with_target_ids
 from speculation.heads.base import HeadInContext
 from speculation.heads.dflash import DFlashHead
@@ -39,29 +39,25 @@ class HeadStates:
 
     top     the likeliest tokens for a row of the head's output
     offset  a state at position p makes the row of the token at p + offset
-    window  tokens at the end of a prompt whose states to read, for the next texts
+
+    Whoever begins a text sets:
+
+    window    tokens at the end of a prompt whose states to read
+    n_leaves  most nodes in a level of its trees
+    depth     levels of its trees, at most ``max_depth``
     """
 
     offset = 1
+    max_depth = NO_LIMIT
 
     def __init__(self, head: HeadInContext) -> None:
         self.head, self.top = head, with_target_ids(top_tokens, head.tokens)
         self.needs_hidden, self.needs_layers = head.needs_hidden, head.layers
-        self.window = 0
+        self.window, self.n_leaves, self.depth = 0, 1, 1
         self._text: list[int] = []  # of a prompt, only the part read so far
         self._prompt: list[int] = []
         self._positions: list[int] = []  # positions in the text that have a row
         self._states: dict[int, Floats] = {}  # by position, until it has a row
-
-    def prepare(self, window: int, n_leaves: int, depth: int) -> int:
-        """Set the sizes of the next text's trees; return the depth they can reach.
-
-        window    prompt tokens to read
-        n_leaves  most nodes in one level
-        depth     levels
-        """
-        self.window = window
-        return depth
 
     def clear(self) -> None:
         """Forget the text, and free its cells."""
@@ -114,25 +110,13 @@ class HeadStates:
 
 
 class HeadContext(HeadStates):
-    """The context of an autoregressive head, which continues from its own states.
-
-    n_leaves  most nodes in one level
-    """
+    """The context of an autoregressive head, which continues from its own states."""
 
     def __init__(self, head: HeadInContext) -> None:
         super().__init__(head)
-        self.n_leaves = 1
-        self._max_tree_rows = 0
         self._draft = DraftContext(head.context)
         self._row = 0  # output row of the last level's first node
         self._output: Output | None = None
-
-    def prepare(self, window: int, n_leaves: int, depth: int) -> int:
-        self._max_tree_rows = depth * n_leaves
-        if n_leaves != self.n_leaves:
-            self.n_leaves = n_leaves
-            self._draft.keep(len(self._positions), n_leaves)
-        return super().prepare(window, n_leaves, depth)
 
     def begin(self, tokens: Sequence[int]) -> int:
         first = super().begin(tokens)
@@ -147,14 +131,16 @@ class HeadContext(HeadStates):
         """
         last = len(tokens) - 1
         positions, states = self._take_states(last)
-        n_rows = len(self._positions) + len(positions) + self._max_tree_rows
+        n_rows = len(self._positions) + len(positions) + self.depth * self.n_leaves
         if not positions or positions[-1] != last or n_rows > self.head.context.n_ctx:
             return None
         self._text += tokens[len(self._text) :]
         new_tokens = [tokens[position] for position in positions]
         encoded = yield from self.head.encode(np.stack(states))
         embeddings = self.head.inputs(new_tokens, encoded)
-        if self._draft.n_past != len(self._positions):  # an error interrupted the last step
+        n_leaves = min(self.n_leaves, self.head.context.n_seq_max)
+        # An error interrupted the last step, or a text with smaller trees began like this one.
+        if (self._draft.n_past, self._draft.n_leaves) != (len(self._positions), n_leaves):
             self._draft.keep(len(self._positions), self.n_leaves)
         if len(new_tokens) > _MAX_OUTPUT_ROWS:  # a prompt: output only for the last row
             self.head.context.want_hidden(False)
@@ -185,8 +171,9 @@ class AttachedHeadContext(HeadStates):
     position.
     """
 
-    def prepare(self, window: int, n_leaves: int, depth: int) -> int:
-        return super().prepare(1, n_leaves, depth)
+    def begin(self, tokens: Sequence[int]) -> int:
+        self.window = min(self.window, 1)
+        return super().begin(tokens)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[tuple[Output, int] | None]:
         """Decode the text's last token; its output and row.
@@ -229,11 +216,7 @@ class BlockContext(HeadStates):
 
     def __init__(self, head: DFlashHead) -> None:
         super().__init__(head)
-        self._depth = 0  # tokens drafted per block
-
-    def prepare(self, window: int, n_leaves: int, depth: int) -> int:
-        self._depth = min(depth, self.head.n_drafts, self.head.context.n_batch - 1)
-        return super().prepare(window, n_leaves, self._depth)
+        self.max_depth = min(head.n_drafts, head.context.n_batch - 1)
 
     def clear(self) -> None:
         super().clear()
@@ -250,7 +233,7 @@ class BlockContext(HeadStates):
         """
         last = len(tokens) - 1
         yield from self._add_rows(last)
-        block = [tokens[-1], *[self.head.mask] * self._depth]
+        block = [tokens[-1], *[self.head.mask] * self.depth]
         n_past, n, context = len(self._positions), len(block), self.head.context
         if not n_past or self._last_position != last - 1 or n_past + n > context.n_ctx:
             return None

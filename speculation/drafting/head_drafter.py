@@ -83,7 +83,6 @@ class HeadDrafter(TreeDrafter):
         self.params = params
         self._context = context
         self._last = 0  # position of the text's last token
-        self._depth = 0  # of its trees, once a text begins: until then others may be in the context
         self.requires = Requirements(
             hidden=context.head.needs_hidden,
             layers=context.head.layers,
@@ -118,8 +117,10 @@ class HeadDrafter(TreeDrafter):
         )
 
     def _prepare(self) -> None:
-        params = self.params
-        self._depth = self._context.prepare(params.window, params.width, params.depth)
+        """Set the sizes of the text's trees. Until it begins, others may be in the context."""
+        params, context = self.params, self._context
+        context.window, context.n_leaves = params.window, params.width
+        context.depth = min(params.depth, context.max_depth)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._prepare()
@@ -152,7 +153,7 @@ class HeadDrafter(TreeDrafter):
             context.level,
             output,
             row,
-            depth=min(self._depth, budget.max_depth),
+            depth=min(context.depth, budget.max_depth),
             width=min(params.width, context.head.context.n_seq_max),
         )
         return growth.likeliest(min(params.nodes, budget.max_nodes))

@@ -164,13 +164,14 @@ class DraftModel(TreeDrafter):
 
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     resources.require_draft("draft")
-    make_sampler = resources.draft_sampler if _rejects(params, resources) else None
-    share = resources.draft_share
+    make_sampler, share = resources.draft_sampler, resources.draft_share
     return DraftModel(
         params,
         resources.draft_context,
         acceptance=resources.acceptance("draft"),
-        sampler=make_sampler() if make_sampler is not None else None,
+        sampler=make_sampler(resources.sampling)
+        if make_sampler is not None and _rejects(params, resources)
+        else None,
         level_time=LevelTime.of("draft", resources, share),
         share=share,
     )

@@ -119,7 +119,7 @@ def test_a_block_matches_the_reference_after_prompts_of_different_lengths(
         levels = BlockContext(head)
         cache = SequenceCache(context)
         for n in (5, 7, 4):  # forward, and back
-            assert levels.prepare(64, 1, 6) == 6
+            levels.window, levels.depth = 64, 6
             context.seq_rm(-1, 0, -1)
             cache.tokens.clear()
             cache.prefill(text[: n - 1], reader=levels)

@@ -259,7 +259,7 @@ def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None
     cached = list(range(100))
     for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
         levels = HeadContext(Recorder())
-        levels.prepare(1024, 1, 5)
+        levels.window, levels.depth = 1024, 5
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
         cache.prefill(cached)
         assert cache.prefill([*cached, 7, 8], reader=levels) == n_reused
