@@ -6,9 +6,8 @@ as much.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from batching.rows import Rows, text_rows
 from batching.target import Target
@@ -17,31 +16,6 @@ from batching.watched import checkpoint
 
 _MAX_PAIRS = 9
 _PROBE_ROWS = 16
-
-
-def log_ratio(
-    a: Target, b: Target, weights: Mapping[int, float], n_past: int, budget_seconds: float
-) -> float:
-    """Log of the decode time of ``a`` divided by that of ``b``; negative if ``a`` is faster.
-
-    Both decode batches of each number of rows in ``weights`` after ``n_past`` tokens, or after
-    fewer if those would take half of ``budget_seconds``. When the budget runs out, the measurements
-    so far decide; for a large model that may be the first number only. Both must be empty, and are
-    not afterwards.
-    """
-    start = time.perf_counter()
-    n_past = affordable_text(a, n_past, 0.25 * budget_seconds)
-    for target in (a, b):
-        target.decode(_rows(0, n_past))  # warm-up, and the text the timed rows attend to
-    total = 0.0
-    for n, weight in weights.items():
-        pairs: list[tuple[float, float]] = []
-        while len(pairs) < _MAX_PAIRS:
-            pairs.append((_seconds(a, n_past, n), _seconds(b, n_past, n)))
-            if time.perf_counter() - start > budget_seconds:
-                return total + weight * math.log(_ratio(pairs))
-        total += weight * math.log(_ratio(pairs))
-    return total
 
 
 def affordable_text(target: Target, n_past: int, seconds: float) -> int:

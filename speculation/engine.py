@@ -23,10 +23,9 @@ from speculation.drafter import Method
 from speculation.drafting.resources import Resources
 from speculation.driver import Driver
 from speculation.embedding import Embeddings, normalised, split
-from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
+from speculation.idle.files import TextFiles, identity_of, texts_folder
 from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
-from speculation.registry.conversion import model_file
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
 from speculation.sampling import SamplingParams, TokenLogprobs, prepare_sampler
@@ -173,10 +172,9 @@ class Engine:
             return opened[0]
 
         def opened_engine() -> Engine:
-            own = _with_usual_flash_attn(source) if keep_texts else source
-            runtime = Runtime.open(own, reported)
+            runtime = Runtime.open(source, reported)
             try:
-                driver.idle = runtime.measure
+                driver.idle = runtime.rest
                 files = _text_files(runtime, keep_texts)
                 return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
             except BaseException:
@@ -427,13 +425,6 @@ def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
             f"content"
         )
     return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-
-
-def _with_usual_flash_attn(source: LoadParams) -> LoadParams:
-    """With the setting of flash attention that the texts on disk have."""
-    name = default_model() if source.model is None else source.model
-    flash_attn = usual_flash_attn(texts_folder(), model_file(name), source.params)
-    return replace(source, params=replace(source.params, flash_attn=flash_attn))
 
 
 def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles | None:

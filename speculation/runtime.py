@@ -26,6 +26,7 @@ from batching.llama.devices import Placement
 from batching.llama.exact import use_one_kernel
 from batching.llama.hardware import available_memory
 from batching.llama.model import ALL_LAYERS, Model
+from batching.llama.tune import Settings, fastest
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.auto.calibration import guess, measure
@@ -110,9 +111,9 @@ class Runtime:
         if draft is not None:
             check_same_vocabulary(model, draft.model)
         self.model, self.context, self.draft = model, context, draft
+        self._source = source
         self.structures = Structures(model)
         self._embedder = embedder
-        self._memory_file, self._saved = source.memory, source.saved
         self._learnt_file = learnt.file_for(context)
         self._learnt = learnt.load(self._learnt_file)
         # What drafts beside the target decides what its sources gain.
@@ -155,21 +156,24 @@ class Runtime:
                 files = [loading] if draft_file is None else [loading, draft_file]
                 params = replace(params, n_ctx=_own_context(files, params, placement))
             cache = CacheSize(params.n_ctx, params.kv_type)
+            settings_file = learnt.settings_file(loading, params, placement)
+            settings = learnt.settings(settings_file) or Settings()
             if params.exact:
                 use_one_kernel()
+                settings = Settings(repack=False)  # repacked weights have two kernels
             model = Model(
                 loading,
                 placement=placement,
                 cache=cache,
                 mtp=source.mtp,
-                repack=not params.exact,  # repacked weights have two kernels
+                repack=settings.repack,
                 progress=progress,
             )
             opened.append(model)
             model.own_template = source.chat_template
             if params.exact:
                 params = replace(params, n_ubatch=learnt.equal_rows(model, params))
-            context = Context(model, params, trace=source.trace_batches)
+            context = Context(model, settings.fill(params), trace=source.trace_batches)
             opened.append(context)
             given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
             files = [resolve(file) for file in heads_for(name, given)]
@@ -240,6 +244,20 @@ class Runtime:
             cost.set(found.near, found.far, is_rough=found.is_rough)
             self._save_learnt(cost)  # if this process is killed, the next one need not measure
 
+    def rest(self) -> None:
+        """Measure what is not known of this model on this machine, for this run and later ones.
+
+        GivenUp ends it.
+        """
+        self.measure()
+        params = self._source.context_params
+        file = learnt.settings_file(self.model.path, params, self.model.placement)
+        if not params.exact and learnt.settings(file) is None:
+            found = fastest(self.model, params, Settings())
+            learnt.save_settings(file, found)
+            if found != Settings():
+                log.info("%s will be faster from its next start on: %s", self.model.path, found)
+
     def _first_cost(self) -> Cost:
         """The cost that was measured in an earlier run, or a guess."""
         found = learnt.cost(self._learnt)
@@ -290,12 +308,12 @@ class Runtime:
             self.draft.model.close()
 
     def _save_learnt(self, cost: Cost) -> None:
-        states = self.resources.to_save(self._saved)
+        states = self.resources.to_save(self._source.saved)
         learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
 
     def _save_memory(self) -> None:
         """Save the memory if it has a file. A failure is only logged: the texts are not lost."""
-        path = self._memory_file
+        path = self._source.memory
         if path is not None:
             try:
                 self.resources.memory.save(path, fingerprint(self.model.path))

@@ -7,11 +7,9 @@ and allocates nothing. Return codes become exceptions here. Knows nothing about 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,10 +44,10 @@ from batching.llama.private_api import internal
 from batching.pages import Scratch, pages
 from batching.rows import Rows, rows_back
 from batching.target import Meanwhile, Output, Watch
-from batching.timing import log_ratio, thread_time_ratio
+from batching.timing import thread_time_ratio
 from batching.tree import NO_LIMIT, Floats
 
-__all__ = ["FLASH_ATTN", "KV_TYPES", "Context", "ContextParams", "choose_flash_attn"]
+__all__ = ["FLASH_ATTN", "KV_TYPES", "Context", "ContextParams"]
 
 # A separate function object, since every step calls it: its arguments already have C types, so
 # ctypes need not convert them.
@@ -106,7 +104,7 @@ class Context:
             )
         if not self._is_head:  # a head keeps to its target's length
             check_length(model, params)
-        flash_attn = choose_flash_attn(model, params)
+        flash_attn = _flash_attn(model, params)
         shared = None if other is None else other.native
         native = create_context(model, params, flash_attn, mtp=mtp, other=shared)
         # Only the log tells.
@@ -517,34 +515,12 @@ def _open_trace(path: Path) -> IO[str]:
         ) from None
 
 
-# Rows of the batches that decide about flash attention: single rows, the most common, weigh half.
-_USUAL_ROWS = {1: 0.5, 4: 0.25, 16: 0.25}
-
-
-def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> str:
-    """Resolve ``params.flash_attn`` to on, off or, on a GPU, auto.
-
-    On a GPU, llama.cpp decides: on is faster, but not every GPU supports every head size, and the
-    CPU would then compute the attention. On a CPU, on skips the cells of other texts, so several
-    texts have it. For a text that is always alone it depends on head size, batch and context, so
-    one context of each kind is created and timed (``timing.log_ratio``). Off must be 10% faster
-    to be chosen: with 7.5M parameters on 2 cores the two were equal on an idle machine, but on took
-    0.83 of off's time on a busy one.
-    """
+def _flash_attn(model: Model, params: ContextParams) -> str:
+    """``params.flash_attn``, or what auto means: on if it must be or on a CPU, until ``tune`` knows
+    better. On a GPU llama.cpp decides: not every GPU supports every head size, and the CPU would
+    then compute the attention."""
     if is_quantized(params.kv_type) or params.exact:
         return "on"
-    if params.flash_attn != "auto" or model.n_host_layers < model.n_layer:
-        return params.flash_attn
-    if params.n_slots > 1:
+    if params.flash_attn == "auto" and model.n_host_layers >= model.n_layer:
         return "on"
-    # When off, values are stored transposed, one row of cells per dimension, so n_ctx matters.
-    n_ctx, n_past = (params.n_ctx or 2048, 192) if model.n_bytes < 2**30 else (256, 8)
-    n_ctx = min(n_ctx, 4096, max_tokens(model))
-    n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
-    small = replace(params, n_ctx=n_ctx, n_batch=256, n_seq_max=1)
-    with (
-        Context(model, replace(small, flash_attn="on")) as on,
-        Context(model, replace(small, flash_attn="off")) as off,
-    ):
-        ratio = log_ratio(on, off, _USUAL_ROWS, n_past, budget_seconds)
-    return "on" if ratio < math.log(1.1) else "off"
+    return params.flash_attn

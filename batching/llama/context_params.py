@@ -39,7 +39,7 @@ class ContextParams:
                 model; each costs a copy of every slot's state
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16, q8_0, q5_1 or q4_0
-    flash_attn  on, off, or auto = measured when the context is created; on a GPU, on if supported
+    flash_attn  on, off, or auto = on; on a GPU, if supported
     n_ubatch    rows computed at a time; None = n_batch
     exact       a row attends to the same values in the same order, whatever else is decoded: if
                 there are several texts, each has cells of its own. ``exact.equal_rows`` tells

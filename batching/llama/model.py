@@ -68,9 +68,10 @@ class User(Protocol):
 class Model:
     """A loaded GGUF: weights, vocabulary and metadata. A context manager that closes it.
 
-    users      what is closed with it: its contexts
-    n_cpu_moe  its first layers, whose experts are in main memory
-    kv_values  keys and values of a token in the cache of each layer, at most
+    users        what is closed with it: its contexts
+    is_repacked  whether weights were rearranged for this CPU, where that is possible
+    n_cpu_moe    its first layers, whose experts are in main memory
+    kv_values    keys and values of a token in the cache of each layer, at most
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
     """
@@ -97,6 +98,7 @@ class Model:
         stops the load.
         """
         self.path = Path(path)
+        self.is_repacked = repack
         self.dry_links: dict[tuple[Any, ...], Native] = {}  # see ``sampler.dry_link``
         files = check_model_file(self.path, private_api.LIMITS)
         initialise()

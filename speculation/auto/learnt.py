@@ -2,7 +2,8 @@
 
 The cost of a decode, the acceptance estimates of the drafters, and what asking them brought. One
 file per model, build, device, GPU layers, experts in main memory, thread count, KV type, flash
-attention and rewind; in it, all but the cost by draft model and heads.
+attention, layout of the weights and rewind; in it, all but the cost by draft model and heads.
+Files of their own have the fastest settings, and how many rows ``exact`` computes at a time.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from typing import Any
 
 from batching.llama import exact
 from batching.llama.context import Context, ContextParams
+from batching.llama.context_params import MAX_THREADS
+from batching.llama.devices import Placement
 from batching.llama.exact import one_kernel
 from batching.llama.hardware import build_info
 from batching.llama.model import Model
+from batching.llama.tune import Settings
 from batching.replacing import replacing
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
-_VERSION = 17  # of the contents; older files are ignored
+_VERSION = 18  # of the contents; older files are ignored
 _MOST = 100.0  # no log-odds, tokens or seconds are more
 _LEAST_SECONDS = 1e-8
 log = logging.getLogger(__name__)
@@ -112,8 +116,28 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
 def file_for(context: Context) -> Path:
     """The file of what is learnt about the model of ``context``."""
     params, n_ubatch = context.params, context.params.n_ubatch
-    facts = context.n_threads, params.kv_type, context.flash_attn, context.n_rewind, n_ubatch
+    layout = context.model.is_repacked, context.flash_attn
+    facts = context.n_threads, params.kv_type, layout, context.n_rewind, n_ubatch
     return _file(context.model, facts)
+
+
+def settings_file(model: Path, params: ContextParams, placement: Placement) -> Path:
+    """The file of the settings with which ``model`` is fastest, if ``params`` leave them open."""
+    given = params.n_threads, params.kv_type, params.flash_attn, params.n_slots > 1
+    return _named(model.name, model.stat().st_size, build_info(), placement, given)
+
+
+def settings(path: Path) -> Settings | None:
+    """The settings saved in ``path``; None if there are none."""
+    found = load(path)
+    n_threads = found.get("n_threads")
+    is_sound = type(n_threads) is int and 0 <= n_threads <= MAX_THREADS
+    is_sound &= all(type(found.get(name)) is bool for name in ("repack", "flash_attn"))
+    return Settings(**found) if is_sound and len(found) == 3 else None
+
+
+def save_settings(path: Path, found: Settings) -> None:
+    _write(path, asdict(found))
 
 
 def equal_rows(model: Model, params: ContextParams) -> int:
@@ -138,7 +162,6 @@ def equal_rows(model: Model, params: ContextParams) -> int:
 
 def _file(model: Model, facts: object) -> Path:
     identity = (
-        _VERSION,
         model.path.name,
         model.n_bytes,
         model.description,
@@ -148,5 +171,9 @@ def _file(model: Model, facts: object) -> Path:
         model.n_cpu_moe,
         facts,
     )
-    name = hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
+    return _named(identity)
+
+
+def _named(*facts: object) -> Path:
+    name = hashlib.sha256(repr((_VERSION, *facts)).encode()).hexdigest()[:24]
     return cache_folder() / "learnt" / f"{name}.json"

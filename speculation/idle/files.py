@@ -34,7 +34,6 @@ import numpy as np
 
 from batching.cache import common_prefix
 from batching.gguf.reader import fingerprint
-from batching.llama.context_params import ContextParams
 from batching.llama.devices import devices
 from batching.llama.hardware import build_info
 from batching.pages import pages
@@ -97,21 +96,6 @@ def identity_of(model: Path, kv_type: str, *, flash_attn: bool, exact: bool = Fa
     build = build_info(), [device.description for device in devices()]
     facts = (_VERSION, fingerprint(model), kv_type, flash_attn, exact, build)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def usual_flash_attn(folder: Path, model: Path, params: ContextParams) -> str:
-    """Flash attention as for the text of the model that was used last: on or off.
-
-    As in ``params`` if that is not auto, or if there is no text. What auto measures may differ from
-    load to load, and the states differ with it.
-    """
-    if params.flash_attn != "auto" or params.exact:
-        return params.flash_attn
-    last = [(0, "auto")]
-    for name in ("on", "off"):
-        identity = identity_of(model, params.kv_type, flash_attn=name == "on")
-        last += [(used, name) for used, _, _ in _by_age(folder, f"{identity}-*{_SUFFIX}")]
-    return max(last)[1]
 
 
 def texts_folder() -> Path:

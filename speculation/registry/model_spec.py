@@ -96,7 +96,7 @@ class ModelSpec:
     kv_type: str = _flag("f16", "type of the KV cache (%(default)s)", choices=KV_TYPES)
     flash_attn: str = _flag(
         "auto",
-        "flash attention; auto measures which is faster (%(default)s)",
+        "flash attention; auto takes what was measured to be faster (%(default)s)",
         choices=tuple(FLASH_ATTN),
     )
     exact: bool = _flag(

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.idle.copies import IdleTexts
-from speculation.idle.files import TextFiles, identity_of, usual_flash_attn
+from speculation.idle.files import TextFiles
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -262,19 +261,6 @@ def test_a_full_disk_loses_the_text_but_no_reply(
     assert "full" in caplog.text
     assert [*tmp_path.iterdir()] == []
     assert idle.files is not None and idle.files.read(idle.files.texts[0]) is None
-
-
-def test_flash_attention_that_may_vary_is_as_for_the_last_text(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    def usual(flash_attn: str) -> str:
-        return usual_flash_attn(tmp_path, tiny_model, ContextParams(flash_attn=flash_attn))
-
-    assert usual("auto") == "auto"
-    for on, name in ((False, "off"), (True, "on")):
-        path = write(tmp_path, ONE, identity_of(tiny_model, "f16", flash_attn=on))
-        os.utime(path, (9 + on, 9 + on))
-        assert [usual("auto"), usual("off")] == [name, "off"]
 
 
 @pytest.mark.parametrize(("n_slots", "n_shared"), [(1, 0), (1, 200), (2, 200)])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,14 @@ import pytest
 from batching.cache import SequenceCache
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.gguf.reader import GGUFFile
-from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.context import Context, ContextParams
 from batching.llama.context_params import KV_TYPES
 from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.model import Model
 from batching.rows import text_rows, tree_rows
 from batching.together import run
-from batching.tree import NO_LIMIT, Floats, TokenTree
+from batching.tree import Floats, TokenTree
 from speculation.engine import Engine
 from speculation.registry import resolve
 from tests.support.exact import EXACT
@@ -42,7 +40,8 @@ def test_a_context_longer_than_a_model_was_trained_for_is_refused(tiny_model: Pa
         for n_ctx, n_slots, n_cells in ((512, 1, 512), (0, 1, 512), (1536, 3, 1536)):
             with Context(model, replace(EXACT, n_ctx=n_ctx, n_slots=n_slots)) as context:
                 assert context.n_ctx == n_cells
-        choose_flash_attn(model, replace(EXACT, flash_attn="auto"), budget_seconds=0.01)
+        with Context(model, replace(EXACT, flash_attn="auto")) as context:
+            assert context.flash_attn
 
 
 @pytest.mark.parametrize(
@@ -72,62 +71,6 @@ def test_rope_scaling_lengthens_what_a_model_can_read(
             Context(model, replace(EXACT, n_ctx=longest + 1))
 
 
-class Opened:
-    """A stand-in for the context made for measuring."""
-
-    def __init__(self, model: object, params: ContextParams) -> None:
-        self.flash_attn = params.flash_attn
-
-    def __enter__(self) -> Opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def model(n_host_layers: int) -> Any:
-    return SimpleNamespace(
-        n_bytes=8_000_000,
-        n_positions=NO_LIMIT,
-        n_layer=2,
-        n_host_layers=n_host_layers,
-        architecture="llama",
-        n_ctx_train=512,
-        metadata={}.get,
-    )
-
-
-@pytest.mark.parametrize(
-    ("on_takes", "chosen"), [(0.8, "on"), (1.0, "on"), (1.09, "on"), (1.11, "off"), (2.0, "off")]
-)
-def test_flash_attention_is_turned_off_only_if_that_is_clearly_faster(
-    on_takes: float, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = []
-
-    def log_ratio(on: Opened, off: Opened, weights: dict[int, float], *_: float) -> float:
-        measured.append((on.flash_attn, off.flash_attn, weights))
-        return math.log(on_takes)
-
-    monkeypatch.setattr("batching.llama.context.Context", Opened)
-    monkeypatch.setattr("batching.llama.context.log_ratio", log_ratio)
-    assert choose_flash_attn(model(n_host_layers=2), ContextParams()) == chosen
-    assert measured == [("on", "off", {1: 0.5, 4: 0.25, 16: 0.25})]
-
-
-def test_flash_attention_is_not_measured_if_there_is_no_choice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("batching.llama.context.Context", None)  # opening one would fail
-    on_cpu, on_gpu = model(n_host_layers=2), model(n_host_layers=0)
-    assert choose_flash_attn(on_cpu, ContextParams(flash_attn="on")) == "on"
-    assert choose_flash_attn(on_cpu, ContextParams(flash_attn="off")) == "off"
-    assert choose_flash_attn(on_cpu, ContextParams(n_slots=2)) == "on"  # it skips the other's cells
-    for kv_type in ("q8_0", "q5_1", "q4_0"):  # a quantised cache needs it
-        assert choose_flash_attn(on_cpu, ContextParams(kv_type=kv_type)) == "on"
-    assert choose_flash_attn(on_gpu, ContextParams()) == "auto"  # llama.cpp decides
-
-
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_a_token_takes_as_much_memory_as_its_type_of_cache_is_said_to(kv_type: str) -> None:
     params = ContextParams(256, 64, kv_type=kv_type, flash_attn="on", n_threads=1)
@@ -141,7 +84,7 @@ def test_a_token_takes_as_much_memory_as_its_type_of_cache_is_said_to(kv_type: s
     assert sizes[1] - sizes[0] == pytest.approx(expected, rel=0.01)  # and its position
 
 
-def test_flash_attention_is_also_measured_with_a_recurrent_model(tmp_path: Path) -> None:
+def test_a_recurrent_model_has_one_state(tmp_path: Path) -> None:
     path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
     with Engine.load(path, ContextParams(n_ctx=256)) as engine:
         assert engine.context.n_seq_max == 1  # 64 recurrent states would take gigabytes
