@@ -30,7 +30,7 @@ def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT
     selected = select(
         [text.tree for text, _ in chosen],
         [text.budget for text, _ in chosen],
-        curve.table_to(min(max_rows, plain_rows + n_drafts)),
+        [curve.at(n) for n in range(min(max_rows, plain_rows + n_drafts) + 1)],
         n_texts=len(texts),
         plain_rows=plain_rows,
         last_rows=cost.last_rows,

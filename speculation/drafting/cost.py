@@ -61,11 +61,6 @@ class CostCurve:
         beyond = [self._beyond(n) for n in rows[self.sizes[-1] :]]
         return [0.0, *within[: self.sizes[-1]], *beyond]
 
-    def table_to(self, n: int) -> list[float]:
-        """Seconds for 0, 1, … ``n`` rows."""
-        table = self.table
-        return [*table[: n + 1], *[self._beyond(rows) for rows in range(len(table), n + 1)]]
-
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows."""
         table = self.table

@@ -406,9 +406,5 @@ def measured(true: Cost) -> Cost:
 
 def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
     """A recorded cost, ``factor`` times as slow."""
-
-    def curve(of: Mapping[str, Any]) -> CostCurve:
-        seconds = [factor * each for each in of["seconds"]]
-        return CostCurve(of["sizes"], seconds, factor * of["switch_seconds"])
-
-    return Cost(curve(cost["near"]), cost["far"] and curve(cost["far"]))
+    near, far = cost["near"], cost["far"]
+    return Cost(CostCurve(**near).scaled(factor), far and CostCurve(**far).scaled(factor))
