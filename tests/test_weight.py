@@ -19,7 +19,7 @@ CAPS = {
     "app": 1196,
     "app/api": 4031,
     "app/page": 3938,
-    "app/page/static": 2721,
+    "app/page/static": 2642,
     "app/store": 1480,
     "app/worker": 2348,
     "batching": 2476,
@@ -38,6 +38,7 @@ TOGETHER = {
     "speculation/methods": "speculation/methods + heads",
     "speculation/heads": "speculation/methods + heads",
 }
+VENDORED = ("morphdom.js",)
 KINDS = (".py", ".js", ".css", ".html", "")  # files of tools without a suffix are shell scripts
 
 
@@ -60,7 +61,7 @@ def lines() -> Counter[str]:
     counted: Counter[str] = Counter()
     for top in ("app", "batching", "speculation", "tools"):
         for path in (ROOT / top).rglob("*"):
-            if path.suffix in KINDS and path.is_file():
+            if path.suffix in KINDS and path.is_file() and path.name not in VENDORED:
                 counted[package_of(path)] += len(path.read_text(encoding="utf-8").splitlines())
     return counted
 

@@ -37,6 +37,7 @@ from speculation.bench.prompt_file import read_prompts
 Body = dict[str, object]  # of a request
 
 OURS = "ours "  # before the names of our methods
+_SETTLED_SECONDS = 40  # without a new measurement
 _START_SECONDS = 120.0
 _WARM_UP = "Say hello."  # no prompt of a round begins with it
 _LIBRARY = re.compile(r"(lib)?(llama|ggml(-[\w-]+)?)\.(so|dylib|dll)")
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as cache:
         for clients in flags.clients:
+            if flags.methods:
+                _settle(flags, clients, cache)
             with ExitStack() as stack:
                 ports = {
                     name: stack.enter_context(_server(flags, name, clients, cache))
@@ -169,6 +172,21 @@ def _measure(
         seconds = time.perf_counter() - start
     replies = [_reply(*answer) for answer in asked]
     return Cell(contender, n_clients, number, replies, seconds)
+
+
+def _settle(flags: argparse.Namespace, slots: int, cache: str) -> None:
+    """Let our server measure what it measures while idle, which would disturb the others.
+
+    Twice, because the second start takes the settings that the first one found.
+    """
+    for _ in range(2):
+        with _server(flags, OURS + flags.methods[0], slots, cache) as port:
+            _ask(port, _chat(_WARM_UP, 8))
+            changed = time.time()
+            while time.time() < changed + _SETTLED_SECONDS:
+                time.sleep(1)
+                files = Path(cache).rglob("*.json")
+                changed = max([changed, *(file.stat().st_mtime for file in files)])
 
 
 @contextmanager

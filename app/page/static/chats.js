@@ -1,8 +1,8 @@
 // The list of chats at the left: search, names, pins, export and import.
 
 import {
-  $, $$, UP_DOWN, askFor, button, chooseFiles, h, iconButton, makeGroup, memory, notify, openMenu, roving,
-  setText, step, toClipboard, tried,
+  $, $$, UP_DOWN, askFor, button, chooseFiles, h, iconButton, makeGroup, memory, notify, openMenu, render,
+  roving, setText, step, toClipboard, tried,
 } from "./dom.js";
 import { api, listeners } from "./api.js";
 import { switchTheme, toggle } from "./settings.js";
@@ -50,34 +50,29 @@ function groupOf({ is_pinned, changed_at }) {
 export function showChats() {
   const list = $("#list");
   document.title = chat?.title ? `${chat.title} · Speculation` : "Speculation";
-  const focused = document.activeElement.closest("#list .row")?.querySelector("a").dataset.key;
   const isSearch = $("#search").value.trim() !== "";
-  if (isSearch) list.replaceChildren(...hits.map(hitRow));
-  else {
-    const parts = [];
-    let group = "";
-    for (const one of chats) {
-      if (groupOf(one) !== group) parts.push(h("h3", {}, (group = groupOf(one))));
-      parts.push(row(one));
-    }
-    const older = button("Older chats", () => readChats(chats), { class: "earlier" });
-    list.replaceChildren(...parts, ...(hasOlder ? [older] : []));
-  }
-  if (!list.firstChild) list.append(h("p", { class: "quiet" }, isSearch ? "Nothing found." : "No chats yet."));
+  const rows = isSearch ? hits.map(hitRow) : chats.map(row);
+  const groups = isSearch ? [] : chats.map(groupOf);
+  const parts = rows.flatMap((row, n) => [groups[n] !== groups[n - 1] && h("h3", {}, groups[n]), row]);
+  const older = button("Older chats", () => readChats(chats), { class: "plain earlier" });
+  const none = h("p", { class: "quiet" }, isSearch ? "Nothing found." : "No chats yet.");
+  render(list, ...parts, !isSearch && hasOlder && older, !rows.length && none);
   const links = $$("a", list);
   roving(links, links.find((link) => link.ariaCurrent) ?? links[0]);
-  if (focused) $(`[data-key="${focused}"]`, list)?.focus();
 }
 
 function row(one) {
   const title = one.title || "Untitled";
-  const link = h("a", { href: here(`#chat=${one.id}`), dir: "auto", title, "data-key": one.id }, title);
-  if (one.id === chat?.id) link.ariaCurrent = "true";
-  const more = iconButton("more", `Actions for ${title}`, () => openMenu(more, actionsOf(one)));
-  more.tabIndex = -1;
-  more.ariaHasPopup = "menu";
-  const dot = one.running && h("span", { class: "dot", role: "img", "aria-label": "is replying" });
-  return h("div", { class: "row" }, dot, link, more);
+  const current = one.id === chat?.id && "true";
+  const href = here(`#chat=${one.id}`);
+  const menu = ({ currentTarget }) => openMenu(currentTarget, actionsOf(one));
+  return h(
+    "div",
+    { class: "row", id: `chat-${one.id}` },
+    h("span", { class: "dot", role: "img", "aria-label": "is replying", hidden: !one.running }),
+    h("a", { href, dir: "auto", title, "aria-current": current }, title),
+    iconButton("more", `Actions for ${title}`, menu, { tabindex: -1, "aria-haspopup": "menu" }),
+  );
 }
 
 const changeChat = tried(({ id }, fields) => api("PATCH", `/chats/${id}`, fields));
@@ -130,12 +125,12 @@ const search = tried(async () => {
   showChats();
 });
 
-function hitRow({ chat: { id, title }, turn, snippet: parts }, n) {
+function hitRow({ chat: { id, title }, turn, snippet: parts }) {
   const hash = turn ? `#chat=${id}&turn=${turn}` : `#chat=${id}`;
   const shown = parts.map((part, at) => (at % 2 ? h("mark", {}, part) : part));
   const snippet = h("span", { class: "snippet", dir: "auto" }, ...shown);
   const name = h("b", { dir: "auto" }, title || "Untitled");
-  return h("div", { class: "row hit" }, h("a", { href: here(hash), "data-key": `hit-${n}` }, name, snippet));
+  return h("div", { class: "row hit" }, h("a", { href: here(hash) }, name, snippet));
 }
 
 // Export and import
@@ -167,7 +162,6 @@ export function startChats() {
   };
   $("#search").oninput = search;
   $("#theme").onclick = switchTheme;
-  $("#help").onclick = () => $("#keys").showModal();
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [
       ["Import chats…", () => chooseFiles({ accept: ".json,application/json" }, importFile)],
@@ -180,7 +174,7 @@ export function startChats() {
     const more = link?.nextSibling; // a hit of the search has none
     const links = $$("a", $("#list"));
     const next = step(links, event.key, UP_DOWN);
-    const one = chats.find(({ id }) => id === link?.dataset.key);
+    const one = chats.find(({ id }) => `chat-${id}` === link?.parentElement.id);
     if (next) roving(links, next, true);
     else if (event.key === "ArrowRight") more?.focus();
     else if (event.key === "ArrowLeft") link?.focus();

@@ -1,18 +1,52 @@
 // Elements, icons, menus, dialogs and notices.
 
+import morph from "./morphdom.js"; // 2.7.8, as npm has it; its licence is in morphdom-LICENSE.txt
+
 export const $ = (selector, within = document) => within.querySelector(selector);
 export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-// h("a", { href: "#", onclick }, "text") makes an element. Attributes that are false or null are left out.
+// h("a", { href: "#", onclick }, "text") makes an element. Attributes that are false or null are left out, and
+// children that are nothing.
 export const h = (tag, ...given) => filled(document.createElement(tag), ...given);
 export const svg = (tag, ...given) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...given);
 function filled(made, attributes = {}, ...children) {
+  made.handlers = {};
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made[name] = value;
+    if (name.startsWith("on")) made.handlers[name] = value;
     else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child != null && child !== false));
+  Object.assign(made, made.handlers).append(...children.filter(Boolean));
   return made;
+}
+
+// Makes an element like another one, or gives it these children. What stays, known by its id or else its place,
+// keeps focus, selection, scroll position and what is open.
+export const render = (box, ...children) => change(box, h(box.tagName, {}, ...children), { childrenOnly: true });
+export function change(old, now, options) {
+  const focused = document.activeElement;
+  morph(old, now, { onBeforeElUpdated: takeOver, ...options });
+  if (old.contains(focused)) focused.focus({ preventScroll: true }); // it may have been moved
+}
+
+// Takes over what is no attribute, or is the user's. Returns whether there is more to change.
+function takeOver(old, now) {
+  for (const name in { ...old.handlers, ...now.handlers }) old[name] = now[name];
+  old.handlers = now.handlers;
+  if (old.hasAttribute("tabindex")) now.tabIndex = old.tabIndex;
+  if (old.open) now.open = true;
+  return (now.handlers && now.tagName !== "SELECT") || !old.isEqualNode(now);
+}
+
+// A list to choose from: [value, label, whether it is disabled] each.
+export const selectOf = (attributes, choices, chosen) => setChoices(h("select", attributes), choices, chosen);
+export function setChoices(select, choices, chosen) {
+  const options = choices.map(([value, label = value, disabled = false]) =>
+    h("option", { value, disabled, selected: value === chosen }, label),
+  );
+  const isSame = select.innerHTML === options.map((option) => option.outerHTML).join("");
+  if (!isSame) select.replaceChildren(...options); // closes an open list
+  select.value = chosen;
+  return select;
 }
 
 // The HTML of a block of Markdown, whose text the server has escaped. Nothing else becomes HTML.
@@ -97,23 +131,34 @@ export function openMenu(anchor, choices) {
 }
 
 // A modal dialog with a heading; it ends with Escape, its cross, or close().
-export function openDialog(title, ...content) {
+export function openDialog(title, kind, ...content) {
   const cross = iconButton("close", "Close", () => dialog.close());
-  const dialog = h("dialog", { "aria-label": title }, h("header", {}, h("h2", {}, title), cross), ...content);
+  const heading = h("header", {}, h("h2", {}, title), cross);
+  const dialog = h("dialog", { "aria-label": title, class: kind }, heading, ...content);
   dialog.onclose = () => dialog.remove();
   $("#main").append(dialog);
   dialog.showModal();
   return dialog;
 }
 
+// The value of the button that ends a form in a dialog; "" if the user leaves it.
+async function answerTo(title, ...content) {
+  const dialog = openDialog(title, "", h("form", { method: "dialog" }, ...content));
+  await new Promise((closed) => dialog.addEventListener("close", closed));
+  return dialog.returnValue;
+}
+
 // Asks for a line of text; undefined if the user leaves it.
 export async function askFor(title, value = "") {
   const field = h("input", { value, "aria-label": title, dir: "auto", maxlength: 80 });
-  const save = h("button", { class: "primary", value: "save" }, "Save");
-  const dialog = openDialog(title, h("form", { method: "dialog" }, field, save));
+  const answer = answerTo(title, field, h("button", { class: "primary", value: "save" }, "Save"));
   field.select();
-  await new Promise((closed) => dialog.addEventListener("close", closed));
-  return dialog.returnValue ? field.value.trim() : undefined;
+  return (await answer) ? field.value.trim() : undefined;
+}
+
+export async function askWhether(question, text, yes, no) {
+  const answers = [h("button", { class: "primary", value: "yes" }, yes), h("button", { class: "plain" }, no)];
+  return (await answerTo(question, h("p", {}, text), ...answers)) === "yes";
 }
 
 // Asks for files of this machine; the browser shows its own dialog.

@@ -1,6 +1,6 @@
 // The models: those on this machine, those that models.txt names, and any GGUF of the Hub.
 
-import { $, button, h, inSize, notify, openDialog, setText, tried } from "./dom.js";
+import { $, $$, askWhether, button, h, inSize, notify, openDialog, render, selectOf, setText, tried } from "./dom.js";
 import { api, listeners } from "./api.js";
 import { NEEDS, changeSettings, progressOf, server, titleOf } from "./settings.js";
 
@@ -8,11 +8,14 @@ let modelList = null; // as GET page/models says, while the dialog is open
 let hubList = null; // as GET page/models/hub says
 let openedModel = ""; // whose details are shown
 let loadWith = { n_ctx: 0, kv_type: "f16", exact: false }; // what the models are to be loaded with
+const KV_TYPES = ["f16", "q8_0", "q5_1", "q4_0", "f32"];
 const ownSpecs = {}; // of each model: { draft_model, heads }
 
 const loadQuery = () => `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}`;
 const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
 const modelsBox = () => $("#models");
+const joined = (by, parts) => parts.filter(Boolean).join(by);
+const quiet = (text) => text && h("p", { class: "quiet" }, text);
 
 export async function openModels() {
   const spec = server.status?.model?.spec;
@@ -23,8 +26,7 @@ export async function openModels() {
   }
   const value = loadWith.n_ctx || "";
   const n_ctx = h("input", { type: "number", min: 0, step: 256, value, placeholder: "own" });
-  const kv_type = h("select", {}, ...["f16", "q8_0", "q5_1", "q4_0", "f32"].map((type) => h("option", {}, type)));
-  kv_type.value = loadWith.kv_type;
+  const kv_type = selectOf({}, KV_TYPES.map((type) => [type]), loadWith.kv_type);
   const exact = h("input", { type: "checkbox", checked: loadWith.exact });
   exact.onchange = () => (loadWith.exact = exact.checked);
   const change = tried(async () => {
@@ -40,6 +42,7 @@ export async function openModels() {
   );
   const dialog = openDialog(
     "Models",
+    "wide models",
     h("p", { class: "quiet", id: "computed-by" }),
     h(
       "div",
@@ -52,21 +55,19 @@ export async function openModels() {
     h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),
     h("div", { class: "row" }, search, byPath),
     h("div", { id: "hub" }),
-    h("div", { id: "models" }, h("p", { class: "quiet" }, "Reading the models…")),
+    h("div", { id: "models" }, quiet("Reading the models…")),
   );
-  dialog.classList.add("wide", "models");
   dialog.addEventListener("close", () => (modelList = hubList = null));
   await tried(readModels, modelError)();
 }
 
 function lineForm(label, placeholder, verb, action) {
   const line = h("input", { "aria-label": label, placeholder });
-  const form = h("form", {}, line, h("button", {}, verb));
-  form.onsubmit = (event) => {
+  const onsubmit = (event) => {
     event.preventDefault();
-    if (line.value.trim()) tried(() => action(line.value), modelError)();
+    if (line.value.trim()) tried(action, modelError)(line.value);
   };
-  return form;
+  return h("form", { onsubmit }, line, h("button", { class: "plain" }, verb));
 }
 
 const modelError = () => $("#models-error") ?? $("#alert");
@@ -79,7 +80,7 @@ async function readModels() {
 }
 
 async function readHub(repo) {
-  if (!hubList) $("#hub").replaceChildren(h("p", { class: "quiet" }, "Asking the Hub…"));
+  if (!hubList) $("#hub").replaceChildren(quiet("Asking the Hub…"));
   try {
     hubList = await api("GET", `/models/hub?repo=${encodeURIComponent(repo)}&${loadQuery()}`);
   } catch (error) {
@@ -102,7 +103,6 @@ listeners.models = refreshModels;
 
 export function showModels() {
   if (!modelList || !modelsBox()) return;
-  const focused = document.activeElement?.dataset?.key;
   setText($("#computed-by"), modelList.computed_by);
   setText($("#load-error"), server.status?.error ?? "");
   const groups = [
@@ -110,64 +110,63 @@ export function showModels() {
     ["Downloaded in part", modelList.models.filter((one) => !one.is_here && one.part)],
     ["Known, to download", modelList.models.filter((one) => !one.is_here && !one.part)],
   ];
-  modelsBox().replaceChildren(...groups.flatMap(([title, models]) => modelGroup(title, models)));
-  $("#hub").replaceChildren(...(hubList ? modelGroup(`Hub: ${hubList.repo}`, hubList.models) : []));
-  if (focused) $(`.models [data-key="${CSS.escape(focused)}"]`)?.focus();
+  const shown = groups.filter(([, models]) => models.length).flatMap(modelGroup);
+  render(modelsBox(), ...shown);
+  render($("#hub"), ...(hubList ? modelGroup([`Hub: ${hubList.repo}`, hubList.models]) : []));
 }
 
-function modelGroup(title, models) {
-  const none = title.startsWith("Hub") ? "This repository has no GGUF of a model." : "";
-  if (!models.length && !none) return [];
-  const list = models.length ? h("ul", {}, ...models.map(modelRow)) : h("p", { class: "quiet" }, none);
-  return [h("h3", {}, title), list];
+function modelGroup([title, models]) {
+  const none = quiet("This repository has no GGUF of a model.");
+  return [h("h3", {}, title), models.length ? h("ul", {}, ...models.map(modelRow)) : none];
 }
 
 function modelRow(model) {
   const isOpen = openedModel === model.name;
-  const open = () => {
+  const onclick = () => {
     openedModel = isOpen ? "" : model.name;
     showModels();
   };
-  const key = { "aria-expanded": String(isOpen), "data-key": `name ${model.name}` };
-  const name = h(
-    "button",
-    { type: "button", class: "name", onclick: open, ...key },
-    h("b", {}, model.title),
-    h("span", { class: "quiet" }, ...modelFacts(model)),
-  );
-  const row = h("li", { class: "model" }, h("div", { class: "head" }, name, ...modelActions(model)));
   const { part, trouble } = model;
   const loading = server.status?.loading;
   const isLoading = loading?.model === model.name;
-  if (trouble) row.append(h("p", { class: model.is_here ? "error" : "quiet" }, trouble));
-  if (isLoading) row.append(h("p", { class: "quiet" }, progressOf(loading)));
-  else if (part) row.append(h("p", { class: "quiet" }, `Here: ${inSize(part.done)} of ${inSize(part.total)}`));
-  if (isLoading || part) {
-    const { done, total } = isLoading ? loading : part;
-    row.append(h("progress", { "aria-label": "Downloaded", ...(total && { max: total, value: done }) }));
-  }
-  if (isOpen) row.append(modelDetails(model));
-  return row;
+  const { done, total } = (isLoading ? loading : part) ?? {};
+  const state = isLoading ? progressOf(loading) : part && `Here: ${inSize(done)} of ${inSize(total)}`;
+  const name = button(
+    [h("b", {}, model.title), h("span", { class: "quiet" }, ...modelFacts(model))],
+    onclick,
+    { class: "name", "aria-expanded": String(isOpen) },
+  );
+  return h(
+    "li",
+    { class: "model", id: `model ${model.name}` },
+    h("div", { class: "head" }, name, ...modelActions(model)),
+    trouble && h("p", { class: model.is_here ? "error" : "quiet" }, trouble),
+    state && quiet(state),
+    state && h("progress", { "aria-label": "Downloaded", ...(total && { max: total, value: done }) }),
+    isOpen && modelDetails(model),
+  );
 }
 
 function modelFacts({ shape, fit, speeds, is_here }) {
-  const facts = [
+  const speed = speeds.auto ?? speeds.plain;
+  const fits = fit?.fits ? (fit.is_least ? "should fit" : "fits") : fit?.fits === false && "too large";
+  const facts = joined(" · ", [
     shape.n_bytes && inSize(shape.n_bytes),
     shape.size_label,
     shape.file_type,
     shape.n_ctx_train && `${shape.n_ctx_train.toLocaleString("en")} tokens`,
     is_here && !shape.has_template && "no chat template",
-  ].filter(Boolean);
-  const speed = speeds.auto ?? speeds.plain;
-  const parts = [facts.join(" · ")];
-  if (fit?.fits) parts.push(" · ", h("span", { class: "fits" }, fit.is_least ? "should fit" : "fits"));
-  if (fit?.fits === false) parts.push(" · ", h("span", { class: "too-large" }, "too large"));
-  if (speed) parts.push(` · ${Math.round(speed)} tokens/s`);
-  return parts;
+  ]);
+  return [
+    facts,
+    fits && " · ",
+    fits && h("span", { class: fit.fits ? "fits" : "too-large" }, fits),
+    speed && ` · ${Math.round(speed)} tokens/s`,
+  ];
 }
 
-function modelButton({ name, title }, label, action, attributes) {
-  const names = { "aria-label": `${label}: ${title}`, "data-key": `${label} ${name}` };
+function modelButton({ title }, label, action, attributes) {
+  const names = { "aria-label": `${label}: ${title}`, class: "plain" };
   return button(label, tried(action, modelError), { ...names, ...attributes });
 }
 
@@ -180,7 +179,7 @@ function modelActions(model) {
   if (!model.can_download) return [];
   const start = () => loadModel(modelSpec(model)); // the loaded model goes on meanwhile
   if (!model.can_delete) return [act("Download and load", start)];
-  return [act("Resume", start), act("Delete…", () => confirmModelDelete(model))]; // a part is here
+  return [act("Resume", start), act("Delete…", () => deleteModel(model))]; // a part is here
 }
 
 // What a model is loaded with: its own choice, else what models.txt pairs if the loaded one has such.
@@ -195,37 +194,40 @@ function modelSpec(model) {
 
 function modelDetails(model) {
   const { shape, fit, speeds } = model;
-  const line = (text) => text && h("p", { class: "quiet" }, text);
   const act = (...given) => modelButton(model, ...given);
-  const form = [
-    shape.architecture,
-    shape.n_layer && `${shape.n_layer} layers`,
-    shape.n_head_kv && `${shape.n_head_kv} KV heads`,
-    shape.n_layer && (shape.has_template ? "chat template" : "no chat template: it continues texts"),
-  ].filter(Boolean);
+  const canListOthers = fit?.fits === false && model.repo && !hubList;
   const measured = [
     speeds.prompt && `reads ${Math.round(speeds.prompt)} tokens/s`,
     speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
     speeds.auto && `Auto ${Math.round(speeds.auto)} tokens/s`,
-  ].filter(Boolean);
-  const changes = (fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change)));
-  if (fit?.fits === false && model.repo && !hubList) {
-    changes.push(act("See other quantisations", () => readHub(model.repo)));
-  }
-  const row = [
-    isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
-    model.is_here && model.can_delete && act("Delete…", () => confirmModelDelete(model)),
-  ].filter(Boolean);
+  ];
   return h(
     "div",
     { class: "more" },
-    line(model.description),
-    line(form.join(" · ")),
-    line([fit?.sentence, model.beside].filter(Boolean).join(" ")),
-    changes.length > 0 && h("div", { class: "row" }, ...changes),
-    line(measured.length && `Measured here: ${measured.join(", ")}`),
+    quiet(model.description),
+    quiet(
+      joined(" · ", [
+        shape.architecture,
+        shape.n_layer && `${shape.n_layer} layers`,
+        shape.n_head_kv && `${shape.n_head_kv} KV heads`,
+        shape.n_layer && (shape.has_template ? "chat template" : "no chat template: it continues texts"),
+      ]),
+    ),
+    quiet(joined(" ", [fit?.sentence, model.beside])),
+    h(
+      "div",
+      { class: "row" },
+      ...(fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change))),
+      canListOthers && act("See other quantisations", () => readHub(model.repo)),
+    ),
+    measured.some(Boolean) && quiet(`Measured here: ${joined(", ", measured)}`),
     ...modelExtras(model),
-    row.length > 0 && h("div", { class: "row" }, ...row),
+    h(
+      "div",
+      { class: "row" },
+      isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
+      model.is_here && model.can_delete && act("Delete…", () => deleteModel(model)),
+    ),
   );
 }
 
@@ -237,28 +239,26 @@ function modelExtras(model) {
   const names = here.map((one) => one.name);
   const now = spec.draft_model === "paired" ? model.draft : spec.draft_model;
   const choices = [...new Set([model.draft, now, ...names].filter(Boolean))];
-  const draft = h("select", { "data-key": `draft ${model.name}` }, h("option", { value: "" }, "None"));
-  draft.append(...choices.map((name) => h("option", { value: name }, name)));
-  draft.value = now ?? "";
   const heads = spec.heads.includes("paired") ? model.heads : spec.heads;
   const set = (changes) => {
     const { draft_model, heads } = modelSpec(model);
     ownSpecs[model.name] = { draft_model, heads, ...changes };
   };
-  draft.onchange = () => set({ draft_model: draft.value || null });
+  const onchange = ({ target }) => set({ draft_model: target.value || null });
+  const draft = selectOf({ onchange }, [["", "None"], ...choices.map((name) => [name])], now ?? "");
   const title = "--draft-model; a smaller model of the same family";
   const parts = [h("label", { title }, "Draft model", draft)];
   const all = [...new Set([...model.heads, ...heads])];
   if (!all.length) return parts;
-  const boxes = all.map((name) => {
-    const checked = heads.includes(name);
-    return h("input", { type: "checkbox", value: name, checked, "data-key": `heads ${model.name} ${name}` });
-  });
+  const boxes = all.map((value) => h("input", { type: "checkbox", value, checked: heads.includes(value) }));
+  const chosen = ({ currentTarget }) => $$(":checked", currentTarget).map(({ value }) => value);
   const meaning = "--heads; trained on this model, one for each method";
-  const told = h("span", { class: "quiet", title: meaning }, "Drafting heads");
-  const group = h("div", { class: "row", role: "group", "aria-label": "Drafting heads" }, told);
-  group.append(...boxes.map((box) => h("label", {}, box, box.value)));
-  group.onchange = () => set({ heads: boxes.filter((box) => box.checked).map((box) => box.value) });
+  const group = h(
+    "div",
+    { class: "row", role: "group", "aria-label": "Drafting heads", onchange: (event) => set({ heads: chosen(event) }) },
+    h("span", { class: "quiet", title: meaning }, "Drafting heads"),
+    ...boxes.map((box) => h("label", {}, box, box.value)),
+  );
   return [...parts, group];
 }
 
@@ -279,34 +279,26 @@ const loadModel = tried(async (spec) => {
   refreshModels();
 }, modelError);
 
-function confirmModelDelete({ name, title, is_here, shape, part }) {
+async function deleteModel({ name, title, is_here, shape, part }) {
   const takes = inSize(is_here ? shape.n_bytes : part.done);
   const question = is_here ? "Delete this model’s file?" : "Delete the part that was downloaded?";
   const text = `${title} takes ${takes} on disk. Deleting it cannot be undone.`;
-  askWhether(question, text, "Delete", "Keep", async () => {
-    const { freed } = await api("DELETE", "/models/files", { name });
-    notify(`Deleted ${title}: ${inSize(freed)} are free again`);
-  });
-}
-
-function askWhether(question, text, yes, no, action) {
-  const act = tried(() => (dialog.close(), action()), modelError);
-  const answers = [button(yes, act, { class: "primary" }), button(no, () => dialog.close())];
-  const dialog = openDialog(question, h("p", {}, text), h("div", { class: "row answers" }, ...answers));
+  if (!(await askWhether(question, text, "Delete", "Keep"))) return;
+  const { freed } = await api("DELETE", "/models/files", { name });
+  notify(`Deleted ${title}: ${inSize(freed)} are free again`);
 }
 
 // A method needs something that is not loaded, and models.txt pairs it with the model.
-export function offerMissing(method, { setting, offer }) {
-  const { spec, name } = server.status.model;
-  const load = () => {
-    changeSettings({ method, parameters: {} });
-    const { model, draft_model, heads, n_ctx, kv_type, exact } = spec;
-    const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
-    loadWith = { n_ctx, kv_type, exact };
-    return loadModel({ model, draft_model, heads, ...beside });
-  };
+export async function offerMissing(method, { setting, offer }) {
+  const { name, ...loaded } = server.status.model;
   const text =
     `Load ${name} again with ${offer.join(", ")}? ` +
     "A file that is not on this machine is downloaded first.";
-  askWhether(`The method ${titleOf(method)} needs ${NEEDS[setting]}`, text, "Load", "Not now", load);
+  const question = `The method ${titleOf(method)} needs ${NEEDS[setting]}`;
+  if (!(await askWhether(question, text, "Load", "Not now"))) return;
+  changeSettings({ method, parameters: {} });
+  const { model, draft_model, heads, n_ctx, kv_type, exact } = loaded.spec;
+  const beside = setting === "heads" ? { heads: [...heads, ...offer] } : { draft_model: offer[0] };
+  loadWith = { n_ctx, kv_type, exact };
+  loadModel({ model, draft_model, heads, ...beside });
 }

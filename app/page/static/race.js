@@ -1,6 +1,6 @@
 // Race: two methods write the same text in turn, several times, then are played on one clock.
 
-import { $, $$, button, h, openDialog, setText, tried } from "./dom.js";
+import { $, $$, button, h, openDialog, selectOf, setText, tried } from "./dom.js";
 import { api, listeners } from "./api.js";
 import { PLAIN, missingFor, nameOf, server, settings, titleOf } from "./settings.js";
 
@@ -11,14 +11,12 @@ let race = null; // of the open dialog: { id: of the race that runs, early, resu
 // On a finished reply ({ turn }) or on a text ({ prompt }).
 export function openRace({ turn = null, prompt = "", start = false }) {
   const usable = server.methods.filter(({ name }) => !missingFor(name));
-  const choice = (label, value) => {
-    const select = h("select", { "aria-label": label });
-    select.append(...usable.map(({ name, title }) => h("option", { value: name }, title)));
-    select.value = value;
-    return select;
-  };
+  const choices = usable.map(({ name, title }) => [name, title]);
   const own = settings.method === PLAIN ? "auto" : nameOf(settings.method);
-  const methods = [choice("First method", PLAIN), choice("Second method", own)];
+  const methods = [
+    selectOf({ "aria-label": "First method" }, choices, PLAIN),
+    selectOf({ "aria-label": "Second method" }, choices, own),
+  ];
   const go = h("button", { class: "primary" }, "Start");
   const what = `Each method writes the text three times, in turn, with ${MOST_TOKENS} tokens at most.`;
   const note = h("span", { role: "status" }, `${what} Then both are played on one clock.`);
@@ -26,8 +24,7 @@ export function openRace({ turn = null, prompt = "", start = false }) {
   const error = h("p", { class: "error", role: "alert", hidden: true });
   const form = h("form", { class: "row" }, methods[0], h("span", {}, "against"), methods[1], go);
   const stage = h("div", { class: "stage" });
-  const dialog = openDialog("Race", form, error, h("p", { class: "quiet" }, note, count), stage);
-  dialog.classList.add("race");
+  const dialog = openDialog("Race", "race", form, error, h("p", { class: "quiet" }, note, count), stage);
   const opened = (race = { note, count, stage, error, go });
   const stop = () => api("DELETE", `/races/${opened.id}`);
   form.onsubmit = tried(
@@ -91,7 +88,7 @@ function showResult() {
   race.stage.replaceChildren(
     h("div", { class: "lanes" }, ...lanes),
     h("p", { class: "verdict", role: "status" }),
-    h("div", { class: "row" }, button("Play again", playRace)),
+    h("div", { class: "row" }, button("Play again", playRace, { class: "plain" })),
   );
   playRace();
 }

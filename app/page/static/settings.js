@@ -4,7 +4,7 @@
 // leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
 // page.set when one changes.
 
-import { $, $$, askFor, button, h, inSize, memory, notify, openMenu, setText, tried } from "./dom.js";
+import { $, $$, askFor, inSize, memory, notify, openMenu, setChoices, setText, tried } from "./dom.js";
 import { AGAIN_MS, OFFLINE, api, goOnAfter } from "./api.js";
 import { offerMissing } from "./models.js";
 import { chat, turns } from "./transcript.js";
@@ -100,23 +100,20 @@ export function closeDrawer() {
 export const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
 
 function showPresets() {
-  const select = $("#presets select");
-  const chosen = select.value;
-  const options = server.presets.map(({ id, name }) => h("option", { value: id }, name));
-  select.replaceChildren(h("option", { value: "" }, "Choose a preset"), ...options);
-  select.value = chosen;
-  if (!select.value) select.value = ""; // it was deleted
+  const choices = server.presets.map(({ id, name }) => [String(id), name]);
+  setChoices($("#presets select"), [["", "Choose a preset"], ...choices], String(chosenPreset()?.id ?? ""));
 }
 
+const chosenPreset = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
+
 export function startPresets() {
-  const chosen = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
   $("#presets select").onchange = () => {
-    if (!chosen()) return;
-    changeSettings(chosen().settings, USUAL);
+    if (!chosenPreset()) return;
+    changeSettings(chosenPreset().settings, USUAL);
     showFields();
   };
   $("#presets button").onclick = ({ currentTarget }) => {
-    const one = chosen();
+    const one = chosenPreset();
     openMenu(currentTarget, [
       ["Save these settings as a preset…", savePreset],
       one && [`Delete “${one.name}”`, tried(() => deletePreset(one))],
@@ -126,20 +123,18 @@ export function startPresets() {
 
 const savePreset = tried(async () => {
   const name = await askFor("Name of the preset");
-  if (!name) return;
-  const saved = await api("POST", "/presets", { name, settings });
-  server.presets = [...server.presets.filter((one) => one.id !== saved.id && one.name !== name), saved];
-  showPresets();
+  if (name) await changePresets("POST", { name, settings });
 });
 
 async function deletePreset({ id, name, settings }) {
-  await api("DELETE", "/presets", { id });
-  server.presets = server.presets.filter((one) => one.id !== id);
+  await changePresets("DELETE", { id });
+  notify(`Deleted the preset “${name}”`, "Undo", () => changePresets("POST", { name, settings }));
+}
+
+async function changePresets(method, change) {
+  await api(method, "/presets", change);
+  ({ presets: server.presets } = await api("GET", "/state"));
   showPresets();
-  notify(`Deleted the preset “${name}”`, "Undo", async () => {
-    server.presets.push(await api("POST", "/presets", { name, settings }));
-    showPresets();
-  });
 }
 
 // Asks until the server answers: it may just be starting again.
@@ -177,15 +172,8 @@ function showHeader() {
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
   showMethods();
   showGauge();
-  showStart();
-}
-
-function showStart() {
-  const model = server.status?.model;
-  const about = model
-    ? `${model.name}: ${model.description}. ${expectationOf(model)}`
-    : "No model is loaded yet.";
-  setText($("#about"), about);
+  const about = model && `${model.name}: ${model.description}. ${expectationOf(model)}`;
+  setText($("#about"), about ?? "No model is loaded yet.");
 }
 
 // What to expect of a model of this size. The demo model that is included only shows the methods.
@@ -206,17 +194,12 @@ export const NEEDS = {
 export const missingFor = (name) => server.status?.model?.missing?.[name]; // { setting, offer }
 
 function showMethods() {
-  const select = $("#method");
-  const now = h("select");
-  for (const { name, title } of server.methods) {
+  const choices = server.methods.map(({ name, title }) => {
     const { setting, offer = [] } = missingFor(name) ?? {};
     const needs = setting ? ` (needs ${NEEDS[setting]}${offer.length ? ": load…" : ""})` : "";
-    const disabled = setting && setting !== "parameters" && !offer.length;
-    now.append(h("option", { value: name, disabled }, title + needs));
-  }
-  const isSame = [...now.children].every((one, n) => one.isEqualNode(select.children[n]));
-  if (!isSame || now.length !== select.length) select.replaceChildren(...now.children); // closes an open list
-  select.value = nameOf(settings.method);
+    return [name, title + needs, setting && setting !== "parameters" && !offer.length];
+  });
+  setChoices($("#method"), choices, nameOf(settings.method));
 }
 
 export function chooseMethod(name) {

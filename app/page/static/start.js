@@ -1,6 +1,6 @@
 // The cards of the start page, the shortcuts, and the start of it all.
 
-import { $, $$, makeGroup, memory, tried } from "./dom.js";
+import { $, $$, button, h, icon, makeGroup, memory, openDialog, tried } from "./dom.js";
 import { beginToListen, listeners } from "./api.js";
 import {
   chooseMethod, closeDrawer, drawer, isOpen, readServer, server, startPresets, takeStatus,
@@ -15,42 +15,64 @@ import {
 import { startReplay } from "./replay.js";
 import { openRace } from "./race.js";
 
-// Each card of main.html has a message, maybe with a file.
+// Each card of main.html has a message, maybe with a file. A click sends it, or has two methods race on it.
 function startCards() {
   for (const card of $$("#start .cards li")) {
-    const text = $(".prompt", card).textContent;
-    const file = $(".attached", card);
-    const [name, code] = [file?.dataset.name, file?.textContent];
-    $(".card", card).onclick = () => {
-      compose(text, file ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
+    const { title } = card.dataset;
+    const [text, code] = $$("pre", card).map((part) => part.textContent);
+    const { name } = card.lastElementChild.dataset;
+    const sendIt = () => {
+      compose(text, code ? [{ name, text: code, size: bytesOf(code), leads: true }] : []);
       send();
     };
-    const prompt = file ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
-    $(".race-card", card).onclick = () => openRace({ prompt, start: true });
+    const prompt = code ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
+    const race = () => openRace({ prompt, start: true });
+    const [line] = text.split("\n");
+    const about = [h("b", {}, title), h("span", {}, code ? `${line} (${name})` : line)];
+    card.prepend(
+      button(about, sendIt, { class: "card" }),
+      button([icon("race"), "Race"], race, { class: "race-card", "aria-label": `Race: ${title}` }),
+    );
   }
   makeGroup($("#start .cards"));
 }
 
+// Each key, what it does, and its action if it has one everywhere.
+const KEYS = [
+  ["Enter", "send the message; while a reply is written: send it afterwards"],
+  ["Shift+Enter", "a new line"],
+  ["Esc", "stop the reply, close a menu or a drawer", () => (runningTurn() ? stopReply() : closeDrawer())],
+  ["↑", "in an empty message box: edit the last message"],
+  ["Ctrl+K", "search the chats", goToSearch],
+  ["Ctrl+Shift+O", "new chat", () => newChat()],
+  ["Ctrl+B", "show or hide the chats", () => toggle($("#left"))],
+  ["Ctrl+.", "show or hide the settings", toggleSettings],
+  ["↑ ↓", "in the list and the conversation: from one to the next"],
+  ["F2, Delete", "on a chat in the list: rename or delete it"],
+  ["?", "this list", showKeys],
+];
+
+function goToSearch() {
+  toggle($("#left"), true);
+  $("#search").select();
+}
+
+function showKeys() {
+  const rows = KEYS.flatMap(([key, does]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, does)]);
+  openDialog("Shortcuts", "", h("dl", { class: "keys" }, ...rows));
+}
+
 function startKeys() {
   document.addEventListener("keydown", (event) => {
-    if ($("dialog[open]") || $(".menu")) return;
-    const isWriting = event.target.matches("input:not([type=range]), textarea, select");
-    const withCtrl = event.ctrlKey || event.metaKey;
-    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    const pressed = `${withCtrl ? "Ctrl+" : ""}${withCtrl && event.shiftKey ? "Shift+" : ""}${key}`;
-    const actions = {
-      "Ctrl+k": () => {
-        toggle($("#left"), true);
-        $("#search").select();
-      },
-      "Ctrl+Shift+o": newChat,
-      "Ctrl+b": () => toggle($("#left")),
-      "Ctrl+.": toggleSettings,
-      "?": isWriting ? null : () => $("#keys").showModal(),
-      Escape: runningTurn() ? stopReply : isOpen(drawer()) ? closeDrawer : null,
-    };
-    const action = actions[pressed];
-    if (!action || event.isComposing) return;
+    const { key, ctrlKey, metaKey, shiftKey, target } = event;
+    if ($("dialog[open]") || $(".menu") || event.isComposing) return;
+    const isWriting = target.matches("input:not([type=range]), textarea, select");
+    const withCtrl = ctrlKey || metaKey;
+    const name = key === "Escape" ? "Esc" : key.toUpperCase();
+    const pressed = `${withCtrl ? "Ctrl+" : ""}${withCtrl && shiftKey ? "Shift+" : ""}${name}`;
+    const [, , action] = KEYS.find(([one]) => one === pressed) ?? [];
+    if (!action || (pressed === "?" && isWriting)) return;
+    if (pressed === "Esc" && !runningTurn() && !isOpen(drawer())) return; // it empties the search
     event.preventDefault();
     action();
   });
@@ -60,8 +82,7 @@ listeners.status = (status) => {
   const before = server.status;
   takeStatus(status);
   if (status.loading?.model !== before.loading?.model || status.error !== before.error) refreshModels();
-  // Else an open list would close.
-  if (!document.activeElement.matches(".model select")) showModels();
+  showModels();
 };
 listeners.reset = tried(async () => {
   await readServer();
@@ -73,6 +94,7 @@ function startHeader() {
   $("#show-chats").onclick = () => toggle($("#left"));
   $("#show-settings").onclick = toggleSettings;
   $("#close-drawer").onclick = closeDrawer;
+  $("#help").onclick = showKeys;
   $("#model").onclick = openModels;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const side of [$("#left"), drawer()]) toggle(side, isOpen(side)); // tells whether it is open

@@ -1,8 +1,8 @@
 // The open chat: its turns, their actions, and replies as they grow.
 
 import {
-  $, $$, LEFT_RIGHT, UP_DOWN, activeIn, button, fromHtml, h, memory, notify, openDialog, openMenu, roving,
-  setText, step, svg, toClipboard, tried,
+  $, $$, LEFT_RIGHT, UP_DOWN, activeIn, button, change, fromHtml, h, iconButton, memory, notify, openDialog,
+  openMenu, roving, setText, step, svg, toClipboard, tried,
 } from "./dom.js";
 import { api, listeners } from "./api.js";
 import { settings, showGauge, useSettings } from "./settings.js";
@@ -56,6 +56,7 @@ export function newChat(incognito = isIncognito) {
   if (location.hash) history.pushState(null, "", here(""));
   useSettings(wasFleeting && !isIncognito ? memory.get("settings") : settings);
   takeTurns({ turns: [], has_earlier: false });
+  $("#transcript").scrollTop = 0;
   restoreDraft();
   focusBox();
 }
@@ -119,8 +120,9 @@ export function showTurns() {
   const box = $("#turns");
   const before = new Map($$(".turn", box).map((article) => [article.turn, article]));
   const articles = turns.map((turn) => before.get(turn) ?? articleOf(turn));
-  const earlier = button("Earlier turns", tried(readEarlier), { class: "earlier" });
-  box.replaceChildren(...(hasEarlier ? [earlier] : []), ...articles);
+  for (const [turn, article] of before) if (!turns.includes(turn)) article.remove();
+  articles.forEach((article, n) => article === box.children[n] || box.insertBefore(article, box.children[n]));
+  $("#earlier").hidden = !hasEarlier;
   showLeftOut();
   setCurrent(articles.at(-1));
   showChats();
@@ -140,72 +142,84 @@ function showLeftOut() {
 }
 
 function articleOf(turn) {
-  const article = $("#turn").content.firstElementChild.cloneNode(true);
-  article.id = `turn-${turn.id}`;
-  article.turn = turn;
-  article.classList.add(turn.role === "user" ? "user" : "reply");
-  takeBlocks($(".reasoning", article), 0, turn.reasoning);
-  takeBlocks($(".answer", article), 0, turn.blocks);
-  fillTurn(article);
-  return article;
-}
-
-// Shows all of a turn but its blocks.
-function fillTurn(article) {
-  const { id, role, text, siblings = [], files = [], cells = [], ...turn } = article.turn;
+  const { id, role, text, siblings = [], files = [], cells = [], reasoning = [], blocks = [] } = turn;
   const isReply = role !== "user";
   const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
-  const isThinking = isRunning && !turn.blocks.length;
-  article.classList.toggle("live", isRunning);
-  article.ariaBusy = String(isRunning);
-  setText($("h2", article), isReply ? "Reply" : "You");
-  setText($(".said", article), isReply ? "" : text);
-  setText($("summary", article), isThinking ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts");
-  setText($(".notice", article), turn.notice ?? "");
-  setText($(".error", article), turn.error ?? "");
-  setText($(".sentence", article), turn.sentence ?? "");
-  const chips = files.map(({ name, size }, n) => {
-    const parts = [h("bdi", {}, name), h("span", {}, size)];
-    return h("li", {}, button(parts, null, { "data-action": "file", "data-n": n }));
-  });
-  $(".files", article).replaceChildren(...chips);
-  const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])];
-  const known = facts.filter(([, value]) => value);
-  $("dl", article).replaceChildren(
-    ...known.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
-  );
-  const bar = $(".cells", article);
-  bar.replaceChildren(...(cells.length ? [cellsOf(cells)] : []));
-  bar.ariaLabel = bar.title = `Replay: ${cells.length} steps`;
+  const thoughts = isRunning && !blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
+  const thinking = [h("summary", {}, thoughts), markdown("reasoning", reasoning)];
+  const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])].filter(([, value]) => value);
+  const steps = `Replay: ${cells.length} steps`;
+  const bar = { type: "button", class: "cells", "data-action": "replay", "aria-label": steps, title: steps };
   const at = siblings.indexOf(id);
-  setText($(".siblings span", article), `${at + 1}/${siblings.length}`);
-  const shown = {
-    ".thoughts": turn.reasoning?.length,
-    ".answer": isReply,
-    ".files": files.length,
-    ".speed": turn.sentence || cells.length,
-    ".actions": !isRunning,
-    ".siblings": siblings.length > 1,
-    ".cells, .actions [data-action=replay]": cells.length,
-    "[data-action=copy], [data-action=race]": isReply && text,
-    "[data-action=retry]": isReply,
-    "[data-action=continue]": turn.can_continue,
-  };
-  for (const [selector, isShown] of Object.entries(shown)) {
-    for (const one of $$(selector, article)) one.hidden = !isShown;
-  }
-  $("[data-action=earlier]", article).disabled = at === 0;
-  $("[data-action=later]", article).disabled = at === siblings.length - 1;
+  const versions = [
+    actionButton("earlier", "Earlier version", true, { disabled: at === 0 }),
+    h("span", {}, `${at + 1}/${siblings.length}`),
+    actionButton("later", "Later version", true, { disabled: at === siblings.length - 1 }),
+  ];
+  const speed = [
+    part("button", cells.length, bar, cells.length && cellsOf(cells)),
+    part("span", turn.sentence, { class: "sentence" }, turn.sentence),
+    actionButton("figures", "Figures", true, { "aria-expanded": String(unfolded.has(id)) }),
+    part("dl", unfolded.has(id), {}, ...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+  ];
+  const actions = [
+    part("span", siblings.length > 1, { class: "siblings" }, ...versions),
+    actionButton("copy", "Copy", isReply && text),
+    actionButton("retry", "Retry", isReply),
+    actionButton("edit", "Edit"),
+    actionButton("replay", "Replay", cells.length),
+    actionButton("race", "Race", isReply && text),
+    part("button", turn.can_continue, { type: "button", class: "plain", "data-action": "continue" }, "Continue"),
+    actionButton("more", "More actions", true, { "aria-haspopup": "menu" }),
+  ];
+  const kind = `turn ${isReply ? "reply" : "user"}${isRunning ? " live" : ""}`;
+  const article = h(
+    "article",
+    { id: `turn-${id}`, class: kind, tabindex: -1, "aria-busy": String(isRunning) },
+    part("p", false, { class: "left-out", role: "note" }),
+    h("h2", { class: "unseen" }, isReply ? "Reply" : "You"),
+    part("ul", files.length, { class: "files", "aria-label": "Attached files" }, ...files.map(fileOf)),
+    part("div", !isReply && text, { class: "said", dir: "auto" }, !isReply && text),
+    part("details", reasoning.length, { class: "thoughts" }, ...thinking),
+    markdown("answer", blocks, isReply),
+    part("p", turn.notice, { class: "notice", role: "status" }, turn.notice),
+    part("p", turn.error, { class: "error", role: "alert" }, turn.error),
+    part("div", turn.sentence || cells.length, { class: "speed" }, ...speed),
+    part("div", !isRunning, { class: "actions" }, ...actions),
+  );
+  article.turn = turn;
+  return article;
 }
 
-function takeBlocks(box, from, blocks = []) {
-  while (box.children.length > from) box.lastChild.remove();
-  for (const html of blocks) {
-    const block = h("div", { class: "block", dir: "auto" });
-    block.append(fromHtml(html));
-    box.append(block);
-  }
+// What has nothing to show is hidden, not left out, so that every part keeps its place while the turn changes.
+const part = (tag, isShown, attributes, ...children) => h(tag, { hidden: !isShown, ...attributes }, ...children);
+const ICONS = { figures: "more", earlier: "left", later: "right" };
+const actionButton = (action, label, isShown = true, attributes = {}) =>
+  iconButton(ICONS[action] ?? action, label, null, { "data-action": action, hidden: !isShown, ...attributes });
+const markdown = (name, blocks, isShown = true) =>
+  part("div", isShown, { class: `markdown ${name}`, dir: "auto" }, ...blocks.map(blockOf));
+const blockOf = (html) => h("div", { class: "block", dir: "auto" }, fromHtml(html));
+const fileOf = ({ name, size }, n) =>
+  h("li", {}, button([h("bdi", {}, name), h("span", {}, size)], null, { "data-action": "file", "data-n": n }));
+
+const unfolded = new Set(); // the turns whose figures are shown
+
+// Shows what has changed in a turn, unless its form is there.
+function showTurn(turn) {
+  const article = $(`#turn-${turn.id}`);
+  if (!$("form", article)) change(article, articleOf(turn));
+  showLeftOut();
+}
+
+// Shows these blocks in place of those after the first `from`.
+function takeBlocks(box, from, blocks) {
+  for (const old of [...box.children].slice(from + blocks.length)) old.remove();
+  blocks.forEach((html, n) => {
+    const old = box.children[from + n];
+    if (old) change(old, blockOf(html));
+    else box.append(blockOf(html));
+  });
 }
 
 // [ms, tokens] of each step as an SVG: width = time, height = tokens.
@@ -234,14 +248,13 @@ const ACTIONS = {
   earlier: (turn) => chooseVersion(turn, -1),
   later: (turn) => chooseVersion(turn, 1),
   more: openTurnMenu,
-  figures: (_, pressed) => {
-    const figures = pressed.nextElementSibling;
-    figures.hidden = !figures.hidden;
-    pressed.ariaExpanded = String(!figures.hidden);
+  figures: (turn) => {
+    if (!unfolded.delete(turn.id)) unfolded.add(turn.id);
+    showTurn(turn);
   },
   file: async ({ id }, { dataset }) => {
     const { name, text } = await api("GET", `/turns/${id}/files/${dataset.n}`);
-    openDialog(name, h("pre", { class: "file", tabindex: 0, dir: "auto" }, text)).classList.add("wide");
+    openDialog(name, "wide", h("pre", { class: "file", tabindex: 0, dir: "auto" }, text));
   },
 };
 
@@ -281,30 +294,27 @@ async function deleteTurn(turn) {
 }
 
 // Shows a turn's form. A changed message is answered anew; a changed reply stands as it is.
-export function editTurn({ id, role, text }) {
+export function editTurn(turn) {
+  const { id, role, text } = turn;
   const article = $(`#turn-${id}`);
-  const form = $("form", article);
-  const area = $("textarea", form);
+  if ($("form", article)) return $("textarea", article).focus();
   const isMessage = role === "user";
-  if (article.classList.contains("editing")) return area.focus();
-  const end = () => {
-    article.classList.remove("editing");
+  const area = h("textarea", { dir: "auto", "aria-label": isMessage ? "Message" : "Reply" }, text);
+  const error = h("p", { class: "error", role: "alert", hidden: true });
+  const onreset = () => {
+    form.remove();
+    showTurn(turn);
     setCurrent(article, true);
   };
-  $(".primary", form).textContent = isMessage ? "Send" : "Save";
-  area.ariaLabel = isMessage ? "Message" : "Reply";
-  area.value = text ?? "";
-  setText($(".error", form), "");
-  form.onreset = end;
-  form.onsubmit = tried(
-    async (event) => {
-      event.preventDefault();
-      await api("POST", `/turns/${id}/edit`, { text: area.value, settings });
-      end();
-    },
-    () => $(".error", form),
-  );
-  form.onkeydown = (event) => {
+  const save = async () => {
+    await api("POST", `/turns/${id}/edit`, { text: area.value, settings });
+    onreset();
+  };
+  const onsubmit = (event) => {
+    event.preventDefault();
+    tried(save, () => error)();
+  };
+  const onkeydown = (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
       form.reset();
@@ -313,7 +323,10 @@ export function editTurn({ id, role, text }) {
       form.requestSubmit();
     }
   };
-  article.classList.add("editing");
+  const cancel = h("button", { type: "reset", class: "plain" }, "Cancel");
+  const row = h("div", { class: "row" }, cancel, h("button", { class: "primary" }, isMessage ? "Send" : "Save"));
+  const form = h("form", { onreset, onsubmit, onkeydown }, area, error, row);
+  article.append(form);
   area.focus();
   area.setSelectionRange(area.value.length, area.value.length);
 }
@@ -358,8 +371,7 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
   const isAtEnd = nearEnd();
   if (set) {
     Object.assign(turn, set);
-    fillTurn(article);
-    showLeftOut();
+    showTurn(turn);
     if ("state" in set) setCurrent(article);
     if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
     showGauge();
@@ -401,6 +413,7 @@ export function startTranscript() {
   box.onscroll = showToEnd;
   new ResizeObserver(showToEnd).observe($("#turns"));
   $("#to-end").onclick = scrollToEnd;
+  $("#earlier").onclick = tried(readEarlier);
   $("#turns").classList.toggle("filled", memory.get("filled") ?? false);
   box.addEventListener("click", (event) => {
     const pressed = event.target.closest("[data-action]");

@@ -67,8 +67,9 @@ def test_a_reply_goes_on_without_its_page_shows_in_every_tab_and_can_be_stopped(
     page.wait_for_selector(f"{LAST}.live .answer > .block")
     other = Chat(page.context, page.url)
     length = f"document.querySelector('{LAST} .answer').textContent.length"
-    begun = other.page.evaluate(length)
+    begun = other.page.evaluate(f"part = document.querySelector('{LAST} .block > *'), {length}")
     other.page.wait_for_function(f"{length} > {begun + 20}")
+    assert other.page.evaluate("part.isConnected")  # with what the user has selected in it
 
     chat.say("queued")
     page.wait_for_selector("#queued:has-text('Sent when this reply ends')")

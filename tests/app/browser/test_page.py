@@ -8,7 +8,7 @@ from typing import Any
 from tests.app.browser.chat import DONE, LAST, Chat
 from tests.support.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
-DISABLED = "(options) => options.map((option) => option.disabled)"
+LOCKED = "(options) => options.filter(({ disabled }) => disabled).map(({ label }) => label)"
 
 
 def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> None:
@@ -34,6 +34,7 @@ def test_chats_are_found_named_pinned_moved_exported_and_deleted(chat: Chat) -> 
     chat.choose("Pin")
     chat.wait_for_titles("Reynard", "a <b>blue</b> hen")
     assert page.inner_text("#list h3 >> nth=0") == "Pinned"
+    assert chat.focused() == "Actions for Reynard"  # it has moved
 
     chat.open_row_menu("Reynard")
     with page.expect_download() as download:
@@ -108,6 +109,9 @@ def test_no_script_of_an_imported_chat_or_of_the_routes_answers_runs(chat: Chat)
 
 def test_settings_are_kept_with_their_chat_and_presets_bring_them_back(chat: Chat) -> None:
     page = chat.page
+    locked = page.locator("#method option").evaluate_all(LOCKED)
+    assert {"Medusa (needs drafting heads)", "Draft model (needs a draft model)"} <= {*locked}
+    assert "Lookahead" not in locked
     page.select_option("#method", "prompt-lookup")
     chat.ask("a cat")
     page.click("#show-settings")
@@ -179,14 +183,6 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     page.wait_for_selector(f"#model-name:has-text('{model.name}')")
     page.keyboard.press("Escape")
     page.wait_for_selector("#thinking", state="hidden")
-
-
-def test_a_method_that_cannot_run_is_grey_and_says_why(chat: Chat) -> None:
-    options = chat.page.locator("#method option")
-    shown = dict(zip(options.all_inner_texts(), options.evaluate_all(DISABLED), strict=True))
-    assert shown["Medusa (needs drafting heads)"]
-    assert shown["Draft model (needs a draft model)"]
-    assert not shown["Lookahead"]
 
 
 def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
@@ -281,7 +277,7 @@ def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> N
     page.keyboard.press("ArrowUp")
     assert page.evaluate("document.activeElement.matches('.turn')")
     page.keyboard.press("?")
-    page.wait_for_selector("#keys[open]")
+    page.wait_for_selector("dialog[aria-label=Shortcuts][open]")
     page.keyboard.press("Escape")
     page.keyboard.press("Control+b")
     page.wait_for_selector("#left:not(.open)")
@@ -292,7 +288,7 @@ def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> N
         assert not page.evaluate("!!document.activeElement.closest('#left')")
 
 
-def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, address: str) -> None:
+def test_the_page_fits_phones_high_zoom_other_scripts_and_paper(browser: Any, address: str) -> None:
     context = browser.new_context(
         viewport={"width": 390, "height": 844}, has_touch=True, color_scheme="dark"
     )
@@ -337,6 +333,9 @@ def test_the_page_fits_a_phone_a_high_zoom_and_other_scripts(browser: Any, addre
     page.locator(f"{LAST} .sentence").scroll_into_view_if_needed()
     assert page.is_visible(f"{LAST} .sentence")
     assert page.evaluate("document.documentElement.scrollWidth") == 320
+    page.emulate_media(media="print")
+    assert page.is_hidden("#composer") and page.is_hidden("#left")
+    assert page.is_visible(f"{DONE} .answer")
     assert chat.errors == []
     context.close()
 
@@ -364,10 +363,3 @@ def test_the_first_load_is_small_and_ten_tabs_work(browser: Any, address: str) -
     chats[0].ask("the first")
     assert [chat.errors for chat in chats] == [[]] * 10
     context.close()
-
-
-def test_a_printed_chat_has_no_buttons_and_is_whole(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.page.emulate_media(media="print")
-    assert chat.page.is_hidden("#composer") and chat.page.is_hidden("#left")
-    assert chat.page.is_visible(f"{DONE} .answer")
