@@ -30,12 +30,12 @@ def choose(texts: Sequence[TokenSequence], prompt_rows: int = 0, max_rows: int =
     selected = select(
         [text.tree for text, _ in chosen],
         [text.budget for text, _ in chosen],
-        curve.table_to(min(max_rows, plain_rows + n_drafts)),
+        [curve.at(n) for n in range(min(max_rows, plain_rows + n_drafts) + 1)],
         n_texts=len(texts),
         plain_rows=plain_rows,
         last_rows=cost.last_rows,
         change_seconds=cost.change(curve, plain_rows),
-        overhead_seconds=cost.overhead * len(texts),
+        overhead_seconds=cost.overhead.value * len(texts),
     )
     for (text, chooser), nodes in zip(chosen, selected, strict=True):
         with text:

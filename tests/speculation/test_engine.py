@@ -282,12 +282,12 @@ def test_only_texts_of_methods_that_use_it_are_in_the_memory(tiny_model: Path) -
     with Engine.load(tiny_model, EXACT) as engine:
         for method in ("ar", "prompt-lookup", "suffix:memory=off"):
             engine.generate(PROMPT, method=method, max_tokens=5).run()
-        assert engine.resources.memory.index.n_tokens == 0
+        assert len(engine.resources.memory.index.tokens) == 0
         abandoned = engine.generate(PROMPT, method="suffix", sampling=endless(engine))
         next(abandoned)
         abandoned.cancel()
         abandoned.run()
-        tokens = engine.resources.memory.index.tokens().tolist()
+        tokens = engine.resources.memory.index.tokens.tolist()
         assert tokens == [*abandoned.prompt, *abandoned.token_ids, -1]
 
 

@@ -21,10 +21,9 @@ from speculation.auto.drafter import auto_spec
 from speculation.bench.results import Run
 from speculation.chat.detokenizer import Token
 from speculation.drafter import Drafter, Method, MethodSpec, Step
-from speculation.drafting.confidence import LevelTime
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.drafting.resources import Resources
-from speculation.drafting.tree_growth import Candidate, Candidates
+from speculation.drafting.tree_growth import Growth, LevelTime
 from speculation.methods import (
     autoregressive,
     draft_model,
@@ -386,17 +385,14 @@ class RecordedDraft:
 class _RecordedDraftModel(draft_model.DraftModel):
     """Reads the draft model's choices from the recorded tree."""
 
-    def _below(self, floor: float, nodes: Candidates, parent: int, logits: Any) -> list[Candidate]:
-        tree = self._context.tree  # type: ignore[attr-defined]
-        path, above = [], parent
-        while above >= 0:
-            path.append(nodes[above].token)
-            above = nodes[above].parent
+    def _likeliest(self, growth: Growth, node: int, logits: Any) -> Sequence[tuple[int, float]]:
+        recorded = self._context.tree  # type: ignore[attr-defined]
         place = -1
-        for token in reversed(path):
-            place = next(i for i, node in enumerate(tree) if [*node[:2]] == [place, token])
-        top = [(token, q) for below, token, q in tree if below == place][: self.params.width]
-        return self._likely(floor, nodes, parent, top)
+        for above in growth.tree.path_to(node)[1:]:
+            token = growth.tree.tokens[above]
+            place = next(i for i, found in enumerate(recorded) if [*found[:2]] == [place, token])
+        below = [(token, q) for parent, token, q in recorded if parent == place]
+        return below[: self.params.width]
 
 
 def measured(true: Cost) -> Cost:
@@ -410,9 +406,5 @@ def measured(true: Cost) -> Cost:
 
 def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
     """A recorded cost, ``factor`` times as slow."""
-
-    def curve(of: Mapping[str, Any]) -> CostCurve:
-        seconds = [factor * each for each in of["seconds"]]
-        return CostCurve(of["sizes"], seconds, factor * of["switch_seconds"])
-
-    return Cost(curve(cost["near"]), cost["far"] and curve(cost["far"]))
+    near, far = cost["near"], cost["far"]
+    return Cost(CostCurve(**near).scaled(factor), far and CostCurve(**far).scaled(factor))

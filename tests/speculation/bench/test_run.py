@@ -149,7 +149,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Reply, int]]:
 
     def recorded(engine: Engine, *arguments: Any) -> Reply:
         text = generate(engine, *arguments)
-        found.append((str(text.method), text, engine.resources.memory.index.n_tokens))
+        found.append((str(text.method), text, len(engine.resources.memory.index.tokens)))
         return text
 
     monkeypatch.setattr(bench_run, "generate", recorded)
