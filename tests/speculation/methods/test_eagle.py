@@ -36,6 +36,7 @@ from tests.support.fake_target import (
     FakeTarget,
     fake_hidden,
     fake_logits,
+    listed,
     prefill,
 )
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
