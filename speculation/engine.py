@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -44,8 +45,18 @@ log = logging.getLogger(__name__)
 def _takes(
     declared: Callable[P, object],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Says of a method that it takes the arguments of ``declared``."""
-    return lambda method: method
+    """Says of a method that it takes the arguments of ``declared``, to type checkers and help()."""
+
+    def taking(method: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+        own = inspect.signature(declared)
+        method.__signature__ = own.replace(  # type: ignore[attr-defined]
+            parameters=[first, *own.parameters.values()], return_annotation="Engine"
+        )
+        method.__doc__ = f"{method.__doc__}\n\n{inspect.getdoc(declared)}"
+        return method
+
+    return taking
 
 
 class Engine:
@@ -69,7 +80,7 @@ class Engine:
     @classmethod
     @_takes(LoadParams)
     def load(cls, *arguments: Any, **keywords: Any) -> Engine:
-        """Load a model; ``LoadParams`` has the arguments."""
+        """Load a model."""
         source = LoadParams(*arguments, **keywords)
         source = replace(source, kinds=METHODS.heads_kinds(), saved=SAVED)
         name = str(default_model() if source.model is None else source.model)
