@@ -5,7 +5,7 @@ Frozen dataclasses of strings, numbers, bytes, tuples and mappings. ``wire`` has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ class Tokens:
 
 
 class Node(NamedTuple):
-    """A draft of a step, as ``speculation.steps.Draft``: its token as text.
+    """A draft of a step, as ``speculation.meter.Draft``: its token as text.
 
     A token by itself may be half a character; it is then "\\ufffd".
     """
@@ -248,7 +248,7 @@ class Node(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """A step of a reply, as ``speculation.steps.RecordedStep``, with tokens as texts.
+    """A step of a reply, as ``speculation.meter.RecordedStep``, with tokens as texts.
 
     bonus  the token that the model added; empty if the text ended before it or with it
     """
@@ -280,7 +280,7 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a reply, with its counters, which ``speculation.stats`` explains.
+    """The end of a reply, with its counters, which ``speculation.meter`` explains.
 
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
     stop_string    the stop string that ended it; empty if none did
@@ -379,18 +379,18 @@ class Answer:
 
 
 class Asking(NamedTuple):
-    """What asking a source of ``auto`` brought on average.
+    """What asking a source of ``auto`` brings on average: accepted tokens, and milliseconds that it
+    takes, with its rows, and gains.
 
-    tokens   drafts that were accepted, of an ask
-    ms       milliseconds that it takes, with its rows
-    gain_ms  milliseconds that it gains; None: the source tells before each step how likely its
-             draft is, and is asked if that is enough
+    tells  whether the source tells before each step how likely its draft is: it is asked if that is
+           enough, the others if asking gains time
     """
 
     source: str
     tokens: float
     ms: float
-    gain_ms: float | None
+    gain_ms: float
+    tells: bool
 
 
 @dataclass(frozen=True)
@@ -399,13 +399,12 @@ class Drafting:
 
     load       of which load of a model, as in ``LoadedModel``; 0: nothing is known
     decode_ms  numbers of rows, each with the milliseconds that a decode of them takes
-    pays_from  the probability from which drafts pay, if each is accepted with it; above 1: never
-    sources    those of the last reply by ``auto``
+    pays_from  percent from which drafts pay, if each is accepted with it; above 100: never
     """
 
     load: int = 0
-    decode_ms: tuple[tuple[int, float], ...] = ()
-    pays_from: float = 0.0
+    decode_ms: Sequence[tuple[int, float]] = ()
+    pays_from: int = 0
     sources: tuple[Asking, ...] = ()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,15 +45,13 @@ from app.worker.wording import QueueFull, failure
 from batching.errors import ModelError
 from batching.llama.model import Model
 from batching.watched import GivenUp, until
-from speculation.auto.drafter import Auto
-from speculation.auto.source import Source
+from speculation.auto.drafter import known_asks
 from speculation.chat.detokenizer import Token
-from speculation.drafting.copying import CopyDrafter
 from speculation.drafting.cost import SIZES
 from speculation.engine import Engine
+from speculation.meter import RecordedStep
+from speculation.reply import Reply
 from speculation.sampling import TokenLogprobs
-from speculation.steps import RecordedStep
-from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
@@ -300,8 +299,7 @@ class Serving:
                 self._end(job, failure(item))
             else:
                 if job.has_begun:
-                    load = self.status.model.load if self.status.model is not None else 0
-                    drafting = _drafting(engine, text, load, self._totals.drafting)
+                    drafting = _drafting(engine, text, self.status.model)
                     self._totals = replace(_added(self._totals, text), drafting=drafting)
                 decode_ms = _decode_ms(engine, text) if request.record else ()
                 self._end(job, _done(text, self.status.model, prompt, decode_ms))
@@ -347,40 +345,35 @@ def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
     )
 
 
-def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
+def _decode_ms(engine: Engine, text: Reply) -> tuple[float, ...]:
     """Milliseconds of a decode of 1, 2, … rows at the end of a text, if they are known."""
     cost = engine.resources.known_cost
     if cost is None:
         return ()
-    curve = cost.curve(len(text.tokens))
+    curve = cost.curve(len(text.prompt) + len(text.token_ids))
     return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
 
 
-def _drafting(engine: Engine, text: Text, load: int, before: Drafting) -> Drafting:
-    """What is known of drafts at the end of a text. ``before`` is the same of the last one."""
+def _drafting(engine: Engine, text: Reply, model: LoadedModel | None) -> Drafting:
+    """What is known of drafts at the end of a text."""
     cost = engine.resources.known_cost
-    if cost is None:
+    if cost is None or model is None:
         return Drafting()
-    curve = cost.curve(len(text.tokens))
-    decode_ms = tuple((n, round(1e3 * curve.at(n), 3)) for n in SIZES)
-    sources = before.sources if before.load == load else ()
-    for auto in text.drafters:
-        if isinstance(auto, Auto):
-            sources = tuple(_asking(source, curve.at(1)) for source in auto.sources)
-    return Drafting(load, decode_ms, curve.pays_from(1, cost.overhead), sources)
-
-
-def _asking(source: Source, plain: float) -> Asking:
-    asks, tells = source.asks, isinstance(source.drafter, CopyDrafter)
-    gain = None if tells else round(1e3 * asks.gain(plain), 2)
-    return Asking(source.name, round(asks.tokens, 2), round(1e3 * asks.seconds, 2), gain)
+    prices = cost.prices(len(text.prompt) + len(text.token_ids))
+    plain = prices.plain
+    least = bisect_left(range(101), True, key=lambda percent: prices.pay(percent / 100))
+    sources = tuple(
+        Asking(name, asks.tokens, 1e3 * asks.seconds, 1e3 * asks.gain(plain), asks.tells)
+        for name, asks in known_asks(engine.resources).items()
+    )
+    return Drafting(model.load, [(n, 1e3 * prices.curve.at(n)) for n in SIZES], least, sources)
 
 
 _SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()
 _COUNTS = [*_SUMS, "n_prompt", "n_first", "prefill_seconds", "first_seconds", "decode_seconds"]
 
 
-def _added(totals: Report, text: Text) -> Report:
+def _added(totals: Report, text: Reply) -> Report:
     """The totals with those of a text that has ended."""
     stats, accepted = text.stats, Counter(dict(enumerate(totals.accepted)))
     for n_tokens, n_steps in stats.tokens_histogram.items():
@@ -398,7 +391,7 @@ def _added(totals: Report, text: Text) -> Report:
     )
 
 
-def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]) -> Done:
+def _done(text: Reply, model: LoadedModel | None, prompt: str, ms: tuple[float, ...]) -> Done:
     counts = {name: getattr(text.stats, name) for name in _COUNTS}
     return Done(
         text.finish_reason or "stop",
@@ -406,6 +399,6 @@ def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[f
         model,
         stop_string=text.stop_string,
         prompt=prompt,
-        decode_ms=decode_ms,
+        decode_ms=ms,
         **counts,
     )

@@ -51,11 +51,11 @@ function costs({ decode_ms: points }) {
 }
 
 function choices({ pays_from: least, sources }) {
-  const pays = least > 1 ? "No drafts pay here." : `Drafts pay if each is accepted with ${Math.round(100 * least)} % or more.`;
-  const lines = sources.map(([source, tokens, ms, gain]) => {
+  const pays = least > 100 ? "No drafts pay here." : `Drafts pay if each is accepted with ${least} % or more.`;
+  const lines = sources.map(([source, tokens, ms, gain, tells]) => {
     const asked = gain > 0 ? `asked: gains ${gain.toFixed(1)} ms` : `only tried: loses ${(-gain).toFixed(1)} ms`;
-    const when = gain === null ? "asked where it is that likely" : asked;
-    return h("li", {}, h("b", {}, source), `: ${when}. A draft takes ${ms.toFixed(1)} ms and brings ${tokens} tokens.`);
+    const figures = `A draft takes ${ms.toFixed(1)} ms and brings ${tokens.toFixed(1)} tokens.`;
+    return h("li", {}, h("b", {}, source), `: ${tells ? "asked where it is that likely" : asked}. ${figures}`);
   });
   return [h("h3", {}, "What auto does"), h("p", { class: "quiet" }, pays), h("ul", { class: "quiet" }, ...lines)];
 }
