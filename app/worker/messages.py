@@ -5,7 +5,7 @@ Frozen dataclasses of strings, numbers, bytes, tuples and mappings. ``wire`` has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -379,12 +379,9 @@ class Answer:
 
 
 class Asking(NamedTuple):
-    """What asking a source of ``auto`` brings on average: accepted tokens, and milliseconds that it
-    takes, with its rows, and gains.
-
-    tells  whether the source tells before each step how likely its draft is: it is asked if that is
-           enough, the others if asking gains time
-    """
+    """What asking a source of ``auto`` brings on average: accepted tokens, and the milliseconds
+    that it takes and gains. One that ``tells`` how likely its draft is is asked if that is enough,
+    others if asking gains time."""
 
     source: str
     tokens: float
@@ -398,12 +395,12 @@ class Drafting:
     """What drafts cost and bring, as known at the end of the last reply.
 
     load       of which load of a model, as in ``LoadedModel``; 0: nothing is known
-    decode_ms  numbers of rows, each with the milliseconds that a decode of them takes
+    decode_ms  as in ``Done``
     pays_from  percent from which drafts pay, if each is accepted with it; above 100: never
     """
 
     load: int = 0
-    decode_ms: Sequence[tuple[int, float]] = ()
+    decode_ms: tuple[float, ...] = ()
     pays_from: int = 0
     sources: tuple[Asking, ...] = ()
 

@@ -63,7 +63,6 @@ LARGE, MANY = 2**18, 2**16
 HARD = naming("dry_breakers", "grammar", "regex", "pattern", "patternProperties", "allOf", "$ref")
 PROPERTIES = naming("properties")
 HOLD_SECONDS = 30.0
-_MOST_ROWS = 8  # whose cost ``Done`` tells
 
 
 class Serving:
@@ -298,10 +297,10 @@ class Serving:
             elif isinstance(item, Exception):
                 self._end(job, failure(item))
             else:
+                drafting = _drafting(engine, text, self.status.model)
                 if job.has_begun:
-                    drafting = _drafting(engine, text, self.status.model)
                     self._totals = replace(_added(self._totals, text), drafting=drafting)
-                decode_ms = _decode_ms(engine, text) if request.record else ()
+                decode_ms = drafting.decode_ms if request.record else ()
                 self._end(job, _done(text, self.status.model, prompt, decode_ms))
 
         text.forward(take)
@@ -345,15 +344,6 @@ def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
     )
 
 
-def _decode_ms(engine: Engine, text: Reply) -> tuple[float, ...]:
-    """Milliseconds of a decode of 1, 2, … rows at the end of a text, if they are known."""
-    cost = engine.resources.known_cost
-    if cost is None:
-        return ()
-    curve = cost.curve(len(text.prompt) + len(text.token_ids))
-    return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
-
-
 def _drafting(engine: Engine, text: Reply, model: LoadedModel | None) -> Drafting:
     """What is known of drafts at the end of a text."""
     cost = engine.resources.known_cost
@@ -366,7 +356,8 @@ def _drafting(engine: Engine, text: Reply, model: LoadedModel | None) -> Draftin
         Asking(name, asks.tokens, 1e3 * asks.seconds, 1e3 * asks.gain(plain), asks.tells)
         for name, asks in known_asks(engine.resources).items()
     )
-    return Drafting(model.load, [(n, 1e3 * prices.curve.at(n)) for n in SIZES], least, sources)
+    decode_ms = tuple(round(1e3 * prices.curve.at(n), 3) for n in range(1, SIZES[-1] + 1))
+    return Drafting(model.load, decode_ms, least, sources)
 
 
 _SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()

@@ -80,8 +80,8 @@ def test_who_shares_the_server_sees_the_own_requests_alone(tmp_path: Path) -> No
 def test_what_is_known_of_drafts_is_that_of_the_loaded_model(
     site: Site, page: Page, backend: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Drafting(1, ((1, 2.5),), 42, (Asking("suffix", 1.5, 3.0, 4.0, True),))
-    for load, told in ((1, [[1, 2.5]]), (2, None)):
+    known = Drafting(1, (2.5, 3.5), 42, (Asking("suffix", 1.5, 3.0, 4.0, True),))
+    for load, told in ((1, [2.5, 3.5]), (2, None)):
         report = Report(drafting=replace(known, load=load))
         monkeypatch.setattr(backend, "report", lambda report=report: report)
         drafting = page.get("requests")["drafting"]
