@@ -58,7 +58,6 @@ class Replies:
         # Harnesses count the tokens of a prompt with its reply, so they get all.
         self.choices = [Gathered(ends if one.echo is None else ()) for one in requests]
         self._call = current_call()
-        self._call.writes(backend.status().model)
         self._call.choices = self.choices
         self._backend = backend
         self._seconds = seconds

@@ -144,6 +144,7 @@ class Service:
         }
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
+        current_call().writes(self.backend.status().model)
         at_a_time = 2 * self.facts.parallel
         return Replies(self.backend, requests, self.seconds, at_a_time, self.facts.ends)
 

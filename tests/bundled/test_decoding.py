@@ -1,4 +1,4 @@
-"""The bundled model decoded by every method: exact in F32, and as shipped except at close logits."""
+"""The bundled model decoded by every method: exact in F32, as shipped except at close logits."""
 
 from __future__ import annotations
 

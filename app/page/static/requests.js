@@ -39,11 +39,12 @@ function row({ at, route, client, model, n_prompt, n_reused, n_tokens, n_accepte
 
 // The cost curve.
 function costs({ decode_ms }) {
-  const points = decode_ms.map((ms, n) => `${(300 * n) / decode_ms.length},${80 - (76 * ms) / Math.max(...decode_ms)}`);
+  const most = Math.max(...decode_ms);
+  const points = decode_ms.map((ms, n) => `${(300 * n) / decode_ms.length},${80 - (76 * ms) / most}`).join(" ");
   const some = [1, 2, 4, 8, 16, 64].map((rows) => `${rows}: ${decode_ms[rows - 1].toFixed(1)} ms`);
   return [
     h("h3", {}, "What a step costs"),
-    svg("svg", { class: "curve", "aria-hidden": "true", viewBox: "0 0 300 82" }, svg("polyline", { points: points.join(" ") })),
+    svg("svg", { class: "curve", "aria-hidden": "true", viewBox: "0 0 300 82" }, svg("polyline", { points })),
     h("p", { class: "quiet" }, `By the tokens that it checks: ${some.join(", ")}`),
   ];
 }
