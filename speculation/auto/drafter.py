@@ -172,7 +172,9 @@ class Auto(Drafter):
             source.end(tokens)
 
     def promise(self, tokens: Sequence[int]) -> float:
-        """1 if a source is worth asking, else 0."""
+        """1 if a source is worth asking, else 0. A rough cost is checked by plain steps first."""
+        if not self.cost.is_checked and self.cost.n_texts == 1:
+            return 0.0
         prices = self.cost.prices(len(tokens) - 1)
         for i, source in enumerate(self.sources):
             if source.is_worth_asking(tokens, prices, self._spare):
