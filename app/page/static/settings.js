@@ -53,6 +53,7 @@ window.page = {
     if (!key) changeSettings({ [name]: isUsual ? usual : value });
     else changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
     shownFields = JSON.stringify(settings); // the fields show it already
+    for (const one of $$("#fields [aria-invalid]")) one.ariaInvalid = null;
   },
 };
 
@@ -109,6 +110,21 @@ export function closeDrawer() {
   toggle(drawer(), false);
   drawer().opener?.focus();
 }
+
+// Marks the field of a setting that the server has refused.
+document.addEventListener("refused", async ({ detail: name }) => {
+  if (!/^(max_tokens$|sampling\.|parameters\.)/.test(name)) return; // it has none
+  if (!isOpen(drawer())) openDrawer("settings");
+  for (let n = 0; n < 50; n++) {
+    await new Promise((done) => setTimeout(done, 100));
+    const field = document.getElementById(`field-${name}`);
+    if (field?.checkVisibility({ visibilityProperty: true })) {
+      for (const one of $$("input, textarea", field)) one.ariaInvalid = "true";
+      return field.scrollIntoView({ block: "center" });
+    }
+    for (const one of $$("#fields .gr-accordion > button:not(.open)")) one.click();
+  }
+});
 
 export const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
 

@@ -21,7 +21,8 @@ const LEFT_OUT = "The model no longer reads the turns above: its context of";
 let nOpened = 0; // another chat may be opened before the last one has come
 async function openChat(id, turn = null) {
   const mine = ++nOpened;
-  const got = await api("GET", `/chats/${id}?limit=30`).catch((error) => {
+  const name = id?.replace(/[^\w-]/g, "") || "none"; // a link may be wrong
+  const got = await api("GET", `/chats/${name}?limit=30`).catch((error) => {
     if (mine === nOpened) throw error;
   });
   if (mine !== nOpened) return;
@@ -64,9 +65,9 @@ export function newChat(incognito = isIncognito) {
 export const followAddress = tried(async () => {
   const { chat: id, turn } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   leaveList();
-  if (!id) return chat && newChat();
+  if (!location.hash) return chat && newChat();
   try {
-    if (id !== chat?.id) await openChat(id, turn);
+    if (!id || id !== chat?.id) await openChat(id, turn);
     else if (turn) await goTo(turn);
   } catch (error) {
     newChat();

@@ -116,10 +116,10 @@ def test_settings_are_kept_with_their_chat_and_presets_bring_them_back(chat: Cha
     chat.ask("a cat")
     page.click("#show-settings")
     page.click("#fields button:has-text('Parameters of Prompt lookup')")
-    page.get_by_label("max ngram").fill("2")
+    page.get_by_label("Most tokens to look up").fill("2")
     page.click("#fields button:has-text('Sampling')")
     with page.expect_response(lambda answer: answer.request.method == "PATCH"):
-        page.get_by_label("Max tokens").fill("7")
+        page.get_by_label("Most tokens of a reply").fill("7")
     page.click("#presets button")
     chat.choose("Save these settings as a preset")
     page.fill("dialog input", "Short")
@@ -177,12 +177,12 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     assert page.is_hidden("#model-error")
     page.keyboard.press("Escape")
     page.click("#show-settings")
-    page.wait_for_selector("#thinking", state="visible")
+    page.wait_for_selector("#field-thinking", state="visible")
     page.click("#model")
     load(str(model))
     page.wait_for_selector(f"#model-name:has-text('{model.name}')")
     page.keyboard.press("Escape")
-    page.wait_for_selector("#thinking", state="hidden")
+    page.wait_for_selector("#field-thinking", state="hidden")
 
 
 def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
