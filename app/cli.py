@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
-from speculation.system.console import (
-    FAILED,
-    INTERRUPTED,
-    VERSION,
-    drop_output,
-    open_missing,
-    replace_unencodable,
-)
+from speculation.system.console import FAILED, VERSION, open_missing, run_command
 
 USAGE = """\
 usage: speculation COMMAND [flags]
@@ -43,25 +35,8 @@ COMMANDS = {  # the module and function of each, and flags that come first
 def main(arguments: Sequence[str] | None = None, prog: str = "speculation") -> int:
     """Run one command with the flags after it; return the exit code."""
     open_missing()
-    replace_unencodable()
     given = sys.argv[1:] if arguments is None else arguments
-    return without_traceback(lambda: _run(given, prog))
-
-
-def without_traceback(command: Callable[[], int]) -> int:
-    """Run a command; return its exit code, also after Ctrl-C, or if nobody reads its output."""
-    try:
-        code = command()
-        if not sys.stdout.closed:
-            sys.stdout.flush()  # a reader that has gone is noticed now
-        return code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
-        drop_output()  # whose reader has gone, or whose disk is full
-        return FAILED
+    return run_command(lambda: _run(given, prog), "interrupted")
 
 
 def _run(given: Sequence[str], prog: str) -> int:

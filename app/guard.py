@@ -1,10 +1,9 @@
-"""ASGI middleware that protects the server: Host, Origin, API keys, routes and request size.
+"""ASGI middleware that protects the server: Host, Origin, API keys and request size.
 
 Other sites must not reach this server through the user's browser. ``Host`` must be a name of this
 server, or a site could point its own name here (DNS rebinding). ``Origin``, if sent, must be this
 server's or allowed; for the endpoint, one of this machine's will do, but not for the page and its
-chats, which no image or link of another site may ask for either. Of Gradio's routes, only those
-that the page uses are open. Request bodies are limited.
+chats, which no image or link of another site may ask for either. Request bodies are limited.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ import hmac
 import re
 import socket
 from collections.abc import Collection, Iterable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import error_body_for
@@ -38,12 +38,10 @@ POLICY = (
 LARGEST_BODY = 64 * 2**20  # bytes
 MOST_AT_ONCE = 8  # bodies of that size that are being sent
 
-API = "/gradio_api/"
-# The page's own routes, of which the app says which methods they take.
-CHATS = "/page/"
-# What the page asks for, of all that Gradio serves: files, uploads, deep links and more are closed.
-PAGE = re.compile(r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+")
-POSTS = (f"{API}run/predict",)
+CHATS = "/page/"  # the page's own routes
+# Of Gradio's routes, those that the page uses.
+POSTS = ("/gradio_api/run/predict",)
+PAGE = re.compile(rf"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+|{POSTS[0]}")
 PUBLIC = ("/health", "/v1/health")  # need no key
 
 # As browsers call them. A request that is no ``POST`` may have no ``Origin``.
@@ -65,12 +63,10 @@ class Names:
         given = [name.lower().rstrip("/") for name in allowed]
         origins = [name for name in given if "://" in name]
         self._origins = [_pattern(one, r"(:\d+)?") for one in origins]
+        self._allowed = [_pattern(name_of(name)) for name in given if "://" not in name]
         # A proxy's origin is its name, too. With *, any site could point a name of its own here.
         proxies = [one for one in origins if one.startswith("http") and "*" not in one]
-        names = [name for name in given if "://" not in name]
-        self._allowed = [_pattern(name_of(one)) for one in names]
-        self._hosts = [*self._allowed, *[_pattern(name_of(one)) for one in proxies]]
-        own = {"localhost", host}
+        own = {host, *map(name_of, proxies)}
         if host in WILDCARDS:
             name = socket.gethostname().lower()
             own |= {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"}
@@ -79,14 +75,10 @@ class Names:
 
     def include(self, host: str) -> bool:
         """Whether a ``Host`` header, with or without a port, is one of these names."""
-        name = name_of(host)
-        if _matches(name, self._hosts):
+        name = name_of(host).rstrip(".")
+        if is_loopback(name) or name in self._names or _matches(name, self._allowed):
             return True
-        try:
-            address = ip_address(name)
-        except ValueError:
-            return name.rstrip(".") in self._names
-        return address.is_loopback or self._any_address or name in self._names
+        return self._any_address and _address(name) is not None
 
     def is_own_origin(self, origin: str, host: str) -> bool:
         """Whether an ``Origin`` header is this page's, requested with the header ``Host: host``."""
@@ -98,7 +90,7 @@ class Names:
         name = name_of(origin)
         if _matches(origin.lower(), self._origins) or _matches(name, self._allowed):
             return True
-        return is_endpoint and _is_local(name)
+        return is_endpoint and is_loopback(name)
 
 
 def _pattern(text: str, end: str = "") -> re.Pattern[str]:
@@ -119,21 +111,17 @@ def name_of(text: str) -> str:
         return ""
 
 
-def _is_local(name: str) -> bool:
-    """Whether a host name means the machine that uses it."""
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(name).is_loopback
+        return ip_address(name)
     except ValueError:
-        return name == "localhost"
+        return None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return host not in WILDCARDS and all(ip_address(where[4][0]).is_loopback for where in found)
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address means the machine that uses it."""
+    address = _address(name.strip("[]"))
+    return name.lower() == "localhost" if address is None else address.is_loopback
 
 
 class Guard:
@@ -143,57 +131,47 @@ class Guard:
     password of a browser that asks for it. If there are several, the app finds it in the scope's
     ``api_key``.
 
-    The endpoint tolerates double slashes, a slash at the end and any content type: all bodies are
-    JSON.
+    Double slashes, a slash at the end and any content type are tolerated: all bodies are JSON.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         names: Names,
-        endpoint: Collection[Route] = (),
         keys: Collection[str] = (),
         largest: int = LARGEST_BODY,
         *,
         page: bool = True,
     ) -> None:
-        """``endpoint`` are the endpoint's routes; ``page`` whether ``app`` has the page, too."""
+        """``page``: whether ``app`` has the page, too."""
         self._app = app
         self._names = names
-        self._routes = endpoint
         self._keys = keys
         self._largest = largest
         self._n_bytes = 0  # of bodies that are being sent
         self._has_page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] == "websocket":  # there are none
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = re.sub("/+", "/", scope["path"])
-        path = path.rstrip("/") or "/"
-        methods = self._methods(path)
-        if methods:
-            scope = {**scope, "path": path}
-        refused = self._refusal(scope, methods)
-        if scope["type"] == "websocket":
-            if refused is None:
-                await self._app(scope, receive, send)
-            else:
-                await send({"type": "websocket.close", "code": 1008})
-            return
+        scope = {**scope, "path": re.sub("/+", "/", scope["path"]).rstrip("/") or "/"}
         send = _with_headers(send, self._cors(scope))
-        if refused is None:
-            try:
-                body = await self._read(scope, receive)
-            except ClientDisconnect:
-                return  # what came of the body may look like a whole one
-            if isinstance(body, bytes):
-                scope = _for_endpoint(scope) if methods else scope
-                await self._app(scope, _replayed(body, receive), send)
-                return
-            refused = body
-        await refused(scope, receive, send)
+        try:
+            self._check(scope)
+            body = await self._read(scope, receive)
+        except ClientDisconnect:
+            return  # what came of the body may look like a whole one
+        except HTTPException as refused:
+            await self._answer(scope["path"], refused)(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS":  # without headers that allow it, a browser asks no further
+            await Response()(scope, receive, send)
+            return
+        await self._app(_for_app(scope), _replayed(body, receive), send)
 
     def _cors(self, scope: Scope) -> dict[str, str]:
         """Headers that let a browser give the answer to a page of another, allowed origin."""
@@ -208,78 +186,56 @@ class Guard:
             "Vary": "Origin",
         }
 
-    def _refusal(self, scope: Scope, methods: Collection[str]) -> Response | None:
-        """What answers the request because of its headers, its path or its method, which may be
-        one of ``methods`` at the endpoint; None if it is allowed."""
-        headers, method, path = Headers(scope=scope), scope.get("method", "GET"), scope["path"]
+    def _check(self, scope: Scope) -> None:
+        """Raise HTTPException if the request is refused because of its headers or its path."""
+        headers, path = Headers(scope=scope), scope["path"]
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._names.include(host):
             port = (scope.get("server") or ("", 7860))[1]
             name = name_of(host)
-            return self._answer(
-                scope,
+            raise HTTPException(
                 403,
                 f"The name {name!r:.80} is not one of this server's; another site may be behind "
                 f"this request. Open http://127.0.0.1:{port} on the machine that runs the server. "
                 f"If the name is yours, start the server with --allow-host {name or 'NAME':.80}.",
             )
-        if method == "OPTIONS":  # without headers that allow it, a browser asks no further
-            return Response(headers={"Allow": ", ".join(sorted(methods or ("GET", "OPTIONS")))})
+        if scope["method"] == "OPTIONS":
+            return
         if origin is not None and not (
             self._names.is_own_origin(origin, host)
             or self._names.allow_origin(origin, self._is_endpoint(path))
         ):
-            return self._answer(
-                scope,
+            raise HTTPException(
                 403,
                 f"This request comes from a page of {origin!r:.80}, which has no access here. Open "
                 "the chat's own address. If you trust that page, or it is that of a proxy in front "
                 f"of this server, start the server with --allow-host {_flag_for(origin)}.",
             )
-        if headers.get("sec-fetch-site") in OTHER_SITES and origin is None and _is_chats(path):
-            return self._answer(
-                scope, 403, "A page of another site made this request; open the chat's own address."
+        is_other = headers.get("sec-fetch-site") in OTHER_SITES and origin is None
+        if is_other and path.startswith(CHATS):
+            raise HTTPException(
+                403, "A page of another site made this request; open the chat's own address."
             )
         if headers.get("content-encoding", "identity").lower() != "identity":
-            return self._answer(
-                scope, 415, "This server reads no compressed bodies; send the body as it is."
+            raise HTTPException(
+                415, "This server reads no compressed bodies; send the body as it is."
             )
         key = self._key(headers)
         scope["api_key"] = key if len(self._keys) > 1 else None
         if self._keys and key is None and path not in PUBLIC:
-            refused = self._answer(
-                scope, 401, "This server needs its API key: send it as “Authorization: Bearer KEY”."
+            asks = {"WWW-Authenticate": 'Basic realm="the API key as the password"'}
+            raise HTTPException(
+                401,
+                "This server needs its API key: send it as “Authorization: Bearer KEY”.",
+                None if self._is_endpoint(path) else asks,
             )
-            if not self._is_endpoint(path):
-                refused.headers["WWW-Authenticate"] = 'Basic realm="the API key as the password"'
-            return refused
-        if method in methods or self._serves_page(method, path):
-            return None
-        if methods:
-            allowed = ", ".join(sorted(methods))
-            refused = self._answer(scope, 405, f"{path} takes {allowed}, not {method:.20}.")
-            refused.headers["Allow"] = allowed
-            return refused
-        why = f"This server has no address {path!r:.100}. docs/endpoint.md lists its addresses."
-        return self._answer(scope, 404, why)
-
-    def _methods(self, path: str) -> set[str]:
-        """The methods that a path of the endpoint has; none if it is no such path."""
-        found = [route.methods or () for route in self._routes if route.path_regex.match(path)]
-        methods = set().union(*found)
-        methods |= {"HEAD"} if "GET" in methods else set()
-        return methods | {"OPTIONS"} if methods else methods
 
     def _is_endpoint(self, path: str) -> bool:
-        return not (self._is_page(path) or _is_chats(path))
+        return not (self._is_page(path) or path.startswith(CHATS))
 
     def _is_page(self, path: str) -> bool:
         """Whether Gradio serves it."""
-        return self._has_page and (path in POSTS or PAGE.fullmatch(path) is not None)
-
-    def _serves_page(self, method: str, path: str) -> bool:
-        allowed = ("POST",) if path in POSTS else ("GET", "HEAD")
-        return self._is_page(path) and method in allowed
+        return self._has_page and PAGE.fullmatch(path) is not None
 
     def _key(self, headers: Headers) -> str | None:
         """The one of the keys that a request has."""
@@ -297,23 +253,26 @@ class Guard:
                 return key
         return None
 
-    def _answer(self, scope: Scope, status: int, why: str) -> Response:
+    def _answer(self, path: str, refused: HTTPException) -> Response:
         """A refusal with its reason."""
-        if not self._is_page(scope["path"]):
-            return JSONResponse(error_body_for(scope["path"], why, status), status)
-        if status == 413 and Headers(scope=scope).get("content-type") == "application/json":
-            return JSONResponse({"error": why, "detail": why}, status)
-        return PlainTextResponse(f"{why}\n", status)
+        status, why, headers = refused.status_code, refused.detail, refused.headers
+        if self._is_page(path):
+            return PlainTextResponse(f"{why}\n", status, headers)
+        return JSONResponse(error_body_for(path, why, status), status, headers)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | Response:
-        """The body of a request, chunked or not; what answers it instead if it is too large, or if
-        too much is being sent already.
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The body of a request, chunked or not.
 
-        Raises ClientDisconnect if the client leaves before it has sent all of it.
+        Raises HTTPException if it is too large, or if too much is being sent already,
+        ClientDisconnect if the client leaves before it has sent all of it.
         """
+        limit = f"{self._largest / 2**20:.3g} MiB"
+        too_large = HTTPException(
+            413, f"This is too much to send at once: the limit is {limit}. Send less, or in parts."
+        )
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._largest:
-            return self._too_large(scope)
+            raise too_large
         parts, n_bytes = [], 0
         try:
             while True:
@@ -324,23 +283,23 @@ class Guard:
                 n_bytes += len(parts[-1])
                 self._n_bytes += len(parts[-1])
                 if n_bytes > self._largest:
-                    return self._too_large(scope)
+                    raise too_large
                 if self._n_bytes > MOST_AT_ONCE * self._largest:
                     why = "Too many large requests are being sent to this server; try again soon."
-                    return self._answer(scope, 503, why)
+                    raise HTTPException(503, why)
                 if not message.get("more_body", False):
                     return b"".join(parts)
         finally:
             self._n_bytes -= n_bytes
 
-    def _too_large(self, scope: Scope) -> Response:
-        limit = f"{self._largest / 2**20:.3g} MiB"
-        why = f"This is too much to send at once: the limit is {limit}. Send less, or in parts."
-        return self._answer(scope, 413, why)
 
+class Page(Mount):
+    """Gradio with the routes that the page uses. Files, uploads, deep links and more are closed."""
 
-def _is_chats(path: str) -> bool:
-    return re.sub("/+", "/", path).startswith(CHATS)
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        method = "POST" if scope["path"] in POSTS else "GET"
+        is_open = PAGE.fullmatch(scope["path"]) is not None and scope.get("method") == method
+        return super().matches(scope) if is_open else (Match.NONE, {})
 
 
 def _flag_for(origin: str) -> str:
@@ -349,8 +308,8 @@ def _flag_for(origin: str) -> str:
     return f"'{scheme}://*'" if scheme.endswith("-extension") else f"{origin:.80}"
 
 
-def _for_endpoint(scope: Scope) -> Scope:
-    """The request as the endpoint's routes take it: every body is JSON, whatever its header says
+def _for_app(scope: Scope) -> Scope:
+    """The request as the app's routes take it: every body is JSON, whatever its header says
     (curl's says it is a form), and HEAD is GET, whose body the server leaves out."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     method = "GET" if scope["method"] == "HEAD" else scope["method"]

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from app.guard import is_loopback
-from batching.errors import WorkerError
+from batching.errors import ModelError
 from batching.llama import rpc
-from batching.llama.computed_by import why_no_gpu
 from batching.llama.devices import Device, Placement, devices, gpus
 from batching.llama.hardware import physical_cores
 from speculation.system.cache_folder import cache_folder
+from speculation.system.computed_by import why_no_gpu
 from speculation.system.console import run_command
 
 OPEN = """\
@@ -78,7 +78,7 @@ def _serve(flags: argparse.Namespace) -> int:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((flags.host, flags.port))
     except OSError:
-        raise WorkerError(
+        raise ModelError(
             f"{flags.host}, port {flags.port}: in use, or not an address of this machine; change "
             "--port or --host"
         ) from None

@@ -13,7 +13,7 @@ from functools import cache
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.routing import Route
+from starlette.routing import Mount
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -21,7 +21,7 @@ from app.api import anthropic, chat, embeddings, infill, metrics, native, respon
 from app.api.errors import handle_errors
 from app.api.service import Service
 from app.api.switching import HoldModels
-from app.guard import LARGEST_BODY, WILDCARDS, Guard, Names
+from app.guard import WILDCARDS, Guard, Names, Page
 
 PORTS = range(7860, 7960)  # tried in turn
 MOST_CONNECTIONS = 1000
@@ -34,9 +34,10 @@ SLOWEST = 1000  # … a request comes, or so many bytes of it a second
 def endpoint(service: Service) -> FastAPI:
     """An app with the endpoint's routes alone."""
     app = FastAPI(title="Speculation", docs_url=None, redoc_url=None)
+    app.state.service = service
     handle_errors(app)
     for module in (chat, responses, anthropic, embeddings, infill, native, metrics):
-        app.include_router(module.routes(service))
+        app.include_router(module.router)
     app.add_middleware(HoldModels)
     return app
 
@@ -56,12 +57,10 @@ def guard(
     """
     if not page:  # agents look there whether somebody listens
         app.add_api_route("/", lambda: {"endpoint": "/v1"})
-    routes = [
-        Route(path.replace("}", ":path}"), app, methods=[*methods])
-        for path, methods in app.openapi()["paths"].items()
+    app.router.routes[:] = [
+        Page(one.path, one.app) if isinstance(one, Mount) else one for one in app.router.routes
     ]
-    routes.append(Route("/openapi.json", app, methods=["GET"]))
-    return Guard(app, Names(host, allowed), routes, keys, LARGEST_BODY, page=page)
+    return Guard(app, Names(host, allowed), keys, page=page)
 
 
 def bind(host: str, port: int | None) -> socket.socket:

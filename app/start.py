@@ -29,13 +29,16 @@ from app.store import InUse, StoreError
 from app.worker.backend import Backend
 from app.worker.messages import Failed, Loaded, Loading
 from app.worker.remote import RemoteBackend
-from batching.errors import SpeculationError
+from batching.errors import InvalidParameter, SpeculationError
 from speculation.methods import METHODS, load_method_file, parse_method
 from speculation.registry.fit import Wanted, context_in_words, in_words
 from speculation.registry.model_spec import ModelSpec, add_model_flags, at_least
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
 from speculation.system.console import FAILED, VERSION, drop_output, say
+from speculation.system.files import read_text
+
+PROGRESS_SECONDS = 5.0  # between two lines about a load, if they are not read in a terminal
 
 
 def parse_flags(
@@ -149,10 +152,9 @@ def _keys_in(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
     if path is None:
         return []
     try:
-        found = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        parser.error(f"cannot read --api-key-file {path}: {reason}")
+        found = read_text(Path(path)).removeprefix("\ufeff").split("\n")
+    except (OSError, InvalidParameter) as error:
+        parser.error(f"cannot read --api-key-file: {error}")
     keys = [line.strip() for line in found if line.strip()]
     if not keys:
         parser.error(f"--api-key-file {path} has no key; write one a line, or leave it out")
@@ -312,44 +314,21 @@ def _without_proxies() -> Iterator[None]:
             os.environ["no_proxy"] = before
 
 
-class Progress:
-    """Shows a load: on a terminal in one line, else with a line every few seconds."""
-
-    _SECONDS = 5.0
-
-    def __init__(self) -> None:
-        self._told = time.monotonic()
-        self._is_open = False  # a line on the terminal
-
-    def show(self, now: Loading) -> None:
-        share = f"{100 * now.done // now.total}%" if now.total else ""
-        told = {
-            "download": f"Downloading {now.model}: {share} of {in_words(now.total)}",
-            "load": f"Loading {now.model}: {share}",
-        }[now.stage]
-        if sys.stderr.isatty():
-            say(f"\r\x1b[K{told}", end="")
-            self._is_open = True
-        elif time.monotonic() - self._told > self._SECONDS:
-            self._told = time.monotonic()
-            say(told)
-
-    def close(self) -> None:
-        if self._is_open:
-            say("\r\x1b[K", end="")
-            self._is_open = False
-
-
 def _load(
     backend: Backend, spec: ModelSpec, failures: list[Failed], is_ending: threading.Event
 ) -> None:
     """Load the model; tell what computes it, or why it failed, which is added to ``failures``."""
-    progress = Progress()  # on stderr: the first line of stdout is the address
-    for event in backend.load(spec):
+    told, is_terminal = time.monotonic(), sys.stderr.isatty()
+    for event in backend.load(spec):  # on stderr: the first line of stdout is the address
         if isinstance(event, Loading):
-            progress.show(event)
+            if is_terminal:  # in one line
+                say(f"\r\x1b[K{_progress(event)}", end="")
+            elif time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                say(_progress(event))
             continue
-        progress.close()
+        if is_terminal:
+            say("\r\x1b[K", end="")
         if isinstance(event, Loaded):
             model, trained = event.model, backend.status().facts.n_ctx_train
             asked = Wanted(spec.n_ctx, spec.kv_type)
@@ -357,3 +336,10 @@ def _load(
         if isinstance(event, Failed) and not is_ending.is_set():
             failures.append(event)
             say(f"error: {event.flags_message or event.message}")
+
+
+def _progress(now: Loading) -> str:
+    share = f"{100 * now.done // now.total}%" if now.total else ""
+    if now.stage == "download":
+        return f"Downloading {now.model}: {share} of {in_words(now.total)}"
+    return f"Loading {now.model}: {share}"

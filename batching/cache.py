@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
+from batching.errors import CannotRewind, PromptTooLong, TreeError
 from batching.rows import Rows, text_rows
 from batching.slots import Slot, decoding
 from batching.target import ALL, END, Output, Target
@@ -30,23 +30,19 @@ class StateReader(Protocol):
     @property
     def needs_hidden(self) -> bool:
         """Whether it reads ``Output.hidden``."""
-        ...
 
     @property
     def needs_layers(self) -> tuple[int, ...]:
         """The layers whose ``Output.aux_hidden_states`` it reads."""
-        ...
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Return the index of the first prompt token whose state is needed.
 
         ``len(tokens)`` if none is. Called before the prompt is prefilled.
         """
-        ...
 
     def read(self, first: int, n: int, output: Output) -> None:
         """Read the states of tokens ``first`` to ``first + n``: the rows of ``output``."""
-        ...
 
 
 class SequenceCache:
@@ -83,10 +79,10 @@ class SequenceCache:
         Called only when a tree needs them: a chain's rows belong to every sequence in use, which
         costs 1% of a small model's step with 5 sequences, 4% with 20 and 7% with 64.
 
-        Raises TreeTooWide if the context has fewer.
+        Raises TreeError if the context has fewer.
         """
         if n_seq > self.target.n_seq_max:
-            raise TreeTooWide(
+            raise TreeError(
                 f"the method needs {n_seq} sequences, the context has {self.target.n_seq_max}; "
                 f"lower the number of branches, window columns or guesses"
             )
@@ -97,30 +93,6 @@ class SequenceCache:
             for seq_id in range(n_seq, self.n_seq):
                 self.target.seq_rm(seq_id, 0, END)
         self.n_seq = n_seq
-
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        *,
-        reader: StateReader | None = None,
-        defer: bool = False,
-    ) -> int:
-        """Make ``tokens`` the committed text; return how many of them were cached.
-
-        Decodes what follows the longest common prefix, in chunks of ``n_batch``. A ``reader`` of
-        hidden states gets smaller chunks. The last few cached tokens are decoded again for it,
-        unless the target cannot rewind freely. With ``defer`` the last chunk waits for the next
-        tree's decode if a row still fits.
-
-        Raises PromptTooLong; after another error finished chunks stay committed.
-        """
-        reading = Reading(self, tokens, reader, defer=defer)
-        try:
-            while (rows := reading.next_rows()) is not None:
-                reading.take(self.target.decode(rows))
-        finally:
-            reading.close()
-        return reading.n_reused
 
     def with_deferred(self, rows: Rows) -> Rows:
         """The rows of a tree, preceded by any deferred prompt tokens.
@@ -232,7 +204,7 @@ class SequenceCache:
             self.target.restore(0, saved[-1][1], n_tokens)
 
     def n_kept(self, tokens: Sequence[int]) -> int:
-        """How many tokens of another text stay cached when ``prefill`` makes it this one."""
+        """How many tokens of another text stay cached when a ``Reading`` makes it this one."""
         decoded = self.tokens[: len(self.tokens) - self.n_deferred]
         n = n_kept(decoded, tokens, self.saved if self.is_limited else None)
         return n if self.target.has_window(0, n) else 0
@@ -245,7 +217,7 @@ class SequenceCache:
 
 
 class Reading:
-    """A prompt on its way into a cache, which takes over what it has of it already.
+    """A prompt on its way into a cache, which decodes what follows the longest common prefix.
 
     Repeat ``next_rows``, a decode and ``take`` until ``next_rows`` returns None, then ``close``. A
     failed decode leaves the chunks before it in the cache.
@@ -264,8 +236,11 @@ class Reading:
         reuse: bool = True,
         score: Callable[[int, int, Output], None] | None = None,
     ) -> None:
-        """Arguments as in ``prefill``. Raises PromptTooLong.
+        """Raises PromptTooLong.
 
+        A ``reader`` of hidden states gets smaller chunks. The last few cached tokens are decoded
+        again for it, unless the target cannot rewind freely. With ``defer`` the last chunk waits
+        for the next tree's decode if a row still fits.
         Each of the tokens ``turn_ends`` ends a turn. Without ``reuse`` nothing is taken over.
         ``score`` gets the first token, the number of tokens and the output of each chunk, whose
         rows then all have logits.

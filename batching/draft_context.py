@@ -20,8 +20,6 @@ from batching.target import END, Output, Target
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, Floats
 
-_ONE_SEQUENCE = (range(1),)
-
 
 class DraftContext:
     """The committed text in a draft context, and the tree below its last token.
@@ -117,12 +115,6 @@ class DraftContext:
         """
         n_past = self._cache.n_past
         depth = self._depth
-        if self.n_leaves == 1 and embeddings is None:  # a chain
-            rows = Rows(tokens, (n_past + depth,), _ONE_SEQUENCE, (True,))
-            output = yield from decoding(self.target, rows)
-            self._depth += 1
-            self._chain.append(tokens[0])
-            return output
         free = [s for s in range(self.n_leaves) if s not in {self._seq_of[p] for p in parents}]
         taken: set[int] = set()
         seqs = []

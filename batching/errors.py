@@ -1,30 +1,7 @@
-"""The exception tree. Every error names the cause, the value and the way out.
+"""The exceptions. Every error names the cause, the value and the way out.
 
-    SpeculationError
-    ├── ModelError              the model cannot be used
-    │   ├── ModelFileMissing    no such file
-    │   ├── NotGGUF             the file is not a GGUF
-    │   ├── TruncatedGGUF       the file ends before its tensors do
-    │   ├── UnsupportedModel    llama.cpp cannot load it, or it does not generate text
-    │   ├── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
-    │   ├── VocabularyMismatch  the draft model's tokens differ from the target's
-    │   ├── HeadsError          not drafting heads, or heads for another model
-    │   └── WorkerError         an RPC worker is not there, or cannot be used
-    ├── ContextError            the context cannot serve the request
-    │   ├── OutOfMemory         not enough memory for the model or the context
-    │   ├── PromptTooLong       the prompt exceeds the context
-    │   ├── CacheFull           llama_decode found no free cells for the rows
-    │   └── DecodeFailed        llama_decode rejected the rows or failed
-    ├── TreeError               the token tree is unsound, or does not fit a batch
-    │   ├── TreeTooWide         more branches than sequences
-    │   └── TreeTooLarge        more nodes than rows in a batch
-    ├── DiskFull                no room on the disk for a file to be written
-    ├── EngineInUse             called in a forked child, or from a callback of the engine
-    ├── InvalidParameter        unknown parameter, or a value out of range
-    │   └── MissingResource     the method needs a draft model or heads; none are loaded
-    └── GrammarError            a grammar or JSON schema that cannot be followed
-
-C return codes become exceptions only in ``batching.llama``.
+A class of its own is for those who catch it. C return codes become exceptions only in
+``batching.llama``.
 
 A message names settings in braces, ``raise {n_ctx}``, because a setting is called differently in
 Python, on the command line and on the page. ``str(error)`` uses the Python names,
@@ -78,43 +55,19 @@ class SpeculationError(Exception):
 
 
 class ModelError(SpeculationError):
-    """The model cannot be used."""
-
-
-class ModelFileMissing(ModelError):
-    """No file exists at the path."""
-
-
-class NotGGUF(ModelError):
-    """The file does not start with the bytes ``GGUF``."""
-
-
-class TruncatedGGUF(ModelError):
-    """The file ends before the tensors listed in its header do."""
+    """The model, its heads or a worker that computes a part of it cannot be used."""
 
 
 class UnsupportedModel(ModelError):
-    """This build of llama.cpp cannot run the model, or the model does not generate text."""
+    """This build of llama.cpp cannot run the model, or it is not for this use."""
 
 
 class CannotRewind(ModelError):
     """The model's memory cannot drop part of a sequence, so drafts cannot be rolled back."""
 
 
-class VocabularyMismatch(ModelError):
-    """The draft model's tokens differ from the target's."""
-
-
-class HeadsError(ModelError):
-    """The file contains no drafting heads, or heads for another model."""
-
-
-class WorkerError(ModelError):
-    """An RPC worker, which was to compute a part of the model, is not there or cannot be used."""
-
-
 class ContextError(SpeculationError):
-    """The context cannot serve the request."""
+    """The context cannot serve the request, or a decode failed."""
 
 
 class OutOfMemory(ContextError):
@@ -129,28 +82,8 @@ class CacheFull(ContextError):
     """``llama_decode`` found no free cells for the rows (return code 1)."""
 
 
-class DecodeFailed(ContextError):
-    """``llama_decode`` rejected the rows or failed (any other return code)."""
-
-
 class TreeError(SpeculationError):
-    """The token tree is unsound, or does not fit a batch."""
-
-
-class TreeTooWide(TreeError):
-    """The tree has more branches than the context has sequences."""
-
-
-class TreeTooLarge(TreeError):
-    """The tree has more nodes than a batch has rows."""
-
-
-class DiskFull(SpeculationError):
-    """The disk has no room for a file to be written."""
-
-
-class EngineInUse(SpeculationError):
-    """The engine was called in a forked child, or from a callback in its own thread."""
+    """The token tree is unsound, or does not fit a batch or its sequences."""
 
 
 class InvalidParameter(SpeculationError, ValueError):

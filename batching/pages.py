@@ -16,16 +16,3 @@ def pages(n_bytes: int) -> Any:
     # Private to this process, on every system.
     memory = mmap.mmap(-1, max(1, n_bytes), access=mmap.ACCESS_COPY)
     return (ctypes.c_uint8 * n_bytes).from_buffer(memory)
-
-
-class Scratch:
-    """Pages for one copy at a time. New ones cost 0.5 ms for each megabyte."""
-
-    def __init__(self) -> None:
-        self._pages = pages(0)
-
-    def array(self, n_bytes: int) -> Any:
-        """An array of bytes; it shares its memory with the last one."""
-        if n_bytes > len(self._pages):
-            self._pages = pages(n_bytes)
-        return (ctypes.c_uint8 * n_bytes).from_buffer(self._pages)

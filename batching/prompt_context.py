@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from batching.pages import Scratch
 from batching.rows import Rows
 from batching.slots import Slot
 from batching.target import ALL, END, Target
@@ -21,13 +20,11 @@ _TEXT, _PIECE = 0, 1  # the sequences used
 class CopyingTarget(Target, Protocol):
     """A target whose sequences can be copied to another one's."""
 
-    def copy_out(self, seq_id: int, scratch: Scratch) -> Any:
-        """A copy of a sequence, in ``scratch``."""
-        ...
+    def copy_out(self, seq_id: int) -> Any:
+        """A copy of a sequence."""
 
     def copy_in(self, seq_id: int, state: Any) -> bool:
         """Put a copy into an empty sequence; returns whether there was room."""
-        ...
 
 
 class PromptContext:
@@ -36,7 +33,6 @@ class PromptContext:
     def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
         """``target`` reads for slots of ``slots``; it has two sequences or more."""
         self._target, self._slots = target, slots
-        self._scratch = Scratch()
         self._tokens: list[int] = []  # in the target
 
     @property
@@ -60,13 +56,11 @@ class PromptContext:
         is_there = not first or (is_known and target.has_window(_TEXT, first))
         self._tokens = []
         target.seq_rm(ALL, first if is_there else 0, END)
-        if not is_there and not target.copy_in(
-            _TEXT, self._slots.copy_out(slot.first, self._scratch)
-        ):
+        if not is_there and not target.copy_in(_TEXT, self._slots.copy_out(slot.first)):
             return False
         target.decode(Rows(rows.tokens, rows.positions, [range(1)] * len(rows), rows.outputs))
         target.seq_cp(_TEXT, _PIECE, first, end)
-        piece = target.copy_out(_PIECE, self._scratch)
+        piece = target.copy_out(_PIECE)
         target.seq_rm(_PIECE, 0, END)
         if not slot.append(piece, rows.seq_ids[0], first, end):
             return False

@@ -7,32 +7,21 @@ lookahead's table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from batching.errors import TreeTooWide
+from batching.errors import TreeError
 from batching.tree import Floats, TokenTree
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a ``llama_batch``, for display, tests and traces."""
-
-    token: int
-    position: int
-    seq_ids: tuple[int, ...]
-    output: bool
 
 
 @dataclass(slots=True)  # not frozen: that would cost a microsecond per step
 class Rows:
     """The rows of one batch as parallel lists, ready to be packed into the batch memory.
 
-    Iterating yields ``Row`` objects. ``embeddings``, (n, n_embd), replace the token embeddings at
-    the first layer. ``n_before`` rows precede those of the tree; row numbers in ``Output`` count
-    from the tree's first row.
+    ``embeddings``, (n, n_embd), replace the token embeddings at the first layer. ``n_before`` rows
+    precede those of the tree, from whose first row a slot counts.
     """
 
     tokens: Sequence[int]
@@ -44,12 +33,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __getitem__(self, i: int) -> Row:
-        return Row(self.tokens[i], self.positions[i], tuple(self.seq_ids[i]), bool(self.outputs[i]))
-
-    def __iter__(self) -> Iterator[Row]:
-        return (self[i] for i in range(len(self)))
 
 
 def text_rows(
@@ -74,7 +57,7 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
         left   11        1
         right  11        2
 
-    Raises TreeTooWide if the tree has more than ``n_seq - 1`` branches.
+    Raises TreeError if the tree has more than ``n_seq - 1`` branches.
     """
     n = len(tree)
     if n == 1:
@@ -94,7 +77,7 @@ def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
     if len(parts) == 1:
         ((rows, first),) = parts
         if not first:
-            return rows, [0]
+            return rows, [rows.n_before]
     tokens: list[int] = []
     positions: list[int] = []
     seq_ids: list[range] = []
@@ -160,7 +143,7 @@ def _seq_ids(tree: TokenTree, n_seq: int) -> list[range]:
         n_leaves[node] = n_leaves[node] or 1
         n_leaves[parents[node]] += n_leaves[node]
     if n_leaves[0] >= n_seq:
-        raise TreeTooWide(
+        raise TreeError(
             f"the tree has {n_leaves[0]} branches and needs {n_leaves[0] + 1} sequences, {n_seq} "
             f"are in use; lower the number of branches or guesses, or reserve more sequences"
         )

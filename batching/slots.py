@@ -74,14 +74,10 @@ class Slot:
         self.n_seq_max = n_seq_max
         self.n_used = 1
         self._is_only = n_seq_max == self._target.n_seq_max  # there are no others
-        self.n_vocab = self._target.n_vocab
+        self.n_vocab, self.n_rewind = self._target.n_vocab, self._target.n_rewind
         self.n_ctx, self.n_batch = self._target.n_ctx, self._target.n_batch
         self.wants_hidden = self.wants_logits = False
         self.wants_layers: tuple[int, ...] = ()
-
-    @property
-    def n_rewind(self) -> int:
-        return self._target.n_rewind
 
     def work(self, rows: Rows) -> Work:
         """The decode of ``rows`` as work for ``together``."""
@@ -167,14 +163,9 @@ def decoding(target: Target, rows: Rows) -> Coroutine[Output]:
     if isinstance(target, Slot):
         output: Output = yield target.work(rows)
         return output
-    if _is_lone_row(rows):
+    if len(rows) == 1 and rows.embeddings is None and rows.outputs[0]:
         return target.decode_row(rows.tokens[0], rows.positions[0], rows.seq_ids[0])
     return target.decode(rows)
-
-
-def _is_lone_row(rows: Rows) -> bool:
-    """Whether ``Target.decode_row`` can decode it."""
-    return len(rows) == 1 and rows.embeddings is None and rows.outputs[0]
 
 
 def encoding(target: Any, features: Floats) -> Coroutine[Floats]:
@@ -189,15 +180,11 @@ def encoding(target: Any, features: Floats) -> Coroutine[Floats]:
 class PartOutput:
     """The output of one text's rows in a batch with others. Implements ``Output``."""
 
-    __slots__ = ("_output", "_start")
+    __slots__ = ("_output", "_start", "n_vocab")
 
     def __init__(self, output: Output, start: int) -> None:
         """``start``: the row of ``output`` that is row 0 here."""
-        self._output, self._start = output, start
-
-    @property
-    def n_vocab(self) -> int:
-        return self._output.n_vocab
+        self._output, self._start, self.n_vocab = output, start, output.n_vocab
 
     def logits(self, row: int) -> Floats:
         return self._output.logits(self._start + row)

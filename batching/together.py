@@ -57,10 +57,10 @@ def _resume(coroutine: Coroutine[Any], work: Work) -> Work:
 class _Clock(threading.local):
     """Seconds in which a text's coroutine runs, or shares in the work; not those of others'."""
 
-    away = 0.0  # seconds that the present coroutine had to wait for others
+    start = 0.0
 
     def now(self) -> float:
-        return now() - self.away
+        return now() - self.start
 
 
 own_time = _Clock()
@@ -79,14 +79,12 @@ class Running:
         self.work: Work | None = None
         self.kind: Hashable = None
         self.error: BaseException | None = None
-        self._away = 0.0
-        self._paused = now()
+        self._seconds = 0.0  # of its own
         self._resume(lambda: next(coroutine))
 
     def _resume(self, resume: Callable[[], Work], share: float = 0.0) -> None:
         """Let it run to its next work. ``share`` is what its last took, in seconds."""
-        self._away += now() - self._paused - share
-        own_time.away = self._away
+        own_time.start = now() - self._seconds - share
         try:
             work = resume()
             self.kind = work.together, work.kind
@@ -97,8 +95,8 @@ class Running:
         except BaseException as error:
             self.work, self.error = None, error
         finally:
-            own_time.away = 0.0
-            self._paused = now()
+            self._seconds = own_time.now()
+            own_time.start = 0.0
 
     def send(self, result: Any, share: float) -> None:
         self._resume(lambda: self._coroutine.send(result), share)

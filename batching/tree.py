@@ -91,26 +91,17 @@ class TokenTree:
     ) -> int:
         """Add ``token`` below ``parent`` and return its node.
 
-        With ``merge``, an existing child with the same token is returned instead; it gets output
-        if requested, and ``prob`` if that is higher. Without ``merge`` the node is always new, as
-        in llama.cpp's lookahead, where n-grams with a common prefix stay separate rows.
+        With ``merge``, the first existing child with the same token is returned instead; it gets
+        output if requested, and ``prob`` if that is higher. Without ``merge`` the node is always
+        new, as in llama.cpp's lookahead, where n-grams with a common prefix stay separate rows.
         ``draft=False`` adds a node that is decoded but never accepted, such as a token of
         lookahead's window; no draft can come after it.
         """
-        if draft:
-            node = self._child(parent, token) if merge else 0
-            if node:
-                self.outputs[node] = self.outputs[node] or output
-                self.probs[node] = max(self.probs[node], prob)
-                return node
-            self._count_drafts(1)
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.outputs.append(output)
-        self.probs.append(prob)
-        if draft_probs is not None:
+        same = self.children(parent, token) if draft and merge else []
+        node = same[0] if same else self.add_nodes([parent], [token], [output], [prob], draft=draft)
+        self.outputs[node] = self.outputs[node] or output
+        self.probs[node] = max(self.probs[node], prob)
+        if draft_probs is not None and not same:
             self.draft_probs[node] = draft_probs
         return node
 
@@ -122,66 +113,46 @@ class TokenTree:
         *,
         max_new: int = NO_LIMIT,
     ) -> int:
-        """Add ``tokens`` below ``parent`` as a chain and return its last node.
+        """Add ``tokens`` below ``parent`` as a chain, merged, and return its last node.
 
-        Equivalent to repeated ``add``, but faster. Adds at most ``max_new`` nodes; existing equal
-        children do not count.
+        Adds at most ``max_new`` nodes; existing equal children do not count.
         """
-        max_new = max(0, max_new)
-        if len(self.tokens) == 1:
-            return self._append_chain(parent, tokens[:max_new], probs and probs[:max_new])
         path = self.follow(parent, tokens)
-        for node, prob in zip(path, probs or [1.0] * len(path), strict=False):
+        probs = probs or [1.0] * len(tokens)
+        for node, prob in zip(path, probs, strict=False):
             self.outputs[node] = True
             self.probs[node] = max(self.probs[node], prob)
-        i = len(path)
-        end = i + max_new
         parent = path[-1] if path else parent
-        return self._append_chain(parent, tokens[i:end], probs and probs[i:end])
+        new = slice(len(path), len(path) + max(0, max_new))
+        tokens, first = tokens[new], len(self.tokens)
+        if not tokens:
+            return parent
+        parents = [parent, *range(first, first + len(tokens) - 1)]
+        self.add_nodes(parents, tokens, [True] * len(tokens), probs[new])
+        return first + len(tokens) - 1
 
     def add_nodes(
         self,
         parents: Sequence[int],
-        depths: Sequence[int],
         tokens: Sequence[int],
         outputs: Sequence[bool],
+        probs: Sequence[float] | None = None,
         *,
         draft: bool = True,
-    ) -> None:
-        """Add many nodes without merging, faster than repeated ``add``. Parents may be new nodes.
-
-        ``depths[i]`` must be one more than the depth of ``parents[i]``.
-        """
-        if draft:
-            self._count_drafts(len(tokens))
-        self.tokens += tokens
-        self.parents += parents
-        self.depths += depths
-        self.outputs += outputs
-        self.probs += [1.0] * len(tokens)
-
-    def _append_chain(
-        self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None
     ) -> int:
-        """Add a node for each of ``tokens``; ``parent`` has no child with the first of them."""
+        """Add new nodes, whose parents may be new too, and return the first."""
         first, n = len(self.tokens), len(tokens)
-        if not n:
-            return parent
-        self._count_drafts(n)
-        parents = [parent, *range(first, first + n - 1)]
-        depth = self.depths[parent]
+        if draft:
+            if self.n_drafted != first - 1:
+                raise ValueError("drafts cannot be added after non-draft nodes")
+            self.n_drafted += n
         self.tokens += tokens
         self.parents += parents
-        self.depths += range(depth + 1, depth + 1 + n)
-        self.outputs += [True] * n
+        for parent in parents:
+            self.depths.append(self.depths[parent] + 1)
+        self.outputs += outputs
         self.probs += probs or [1.0] * n
-        return first + n - 1
-
-    def _count_drafts(self, n: int) -> None:
-        """Count the next ``n`` nodes as drafts."""
-        if self.n_drafted != len(self.tokens) - 1:
-            raise ValueError("drafts cannot be added after non-draft nodes")
-        self.n_drafted += n
+        return first
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Drop all nodes except the root and ``nodes``: ascending, with all their parents.
@@ -189,68 +160,44 @@ class TokenTree:
         The rest is renumbered in the same order. Call it before ordering branches and before
         adding non-draft nodes.
         """
-        n = len(nodes)
-        if n == len(self.tokens) - 1:
+        if len(nodes) == len(self.tokens) - 1:
             return
-        if not n or nodes[-1] == n:  # a prefix of the nodes, which keeps its numbering
-            del self.tokens[n + 1 :]
-            del self.parents[n + 1 :]
-            del self.depths[n + 1 :]
-            del self.outputs[n + 1 :]
-            del self.probs[n + 1 :]
-        else:
-            new = {node: i for i, node in enumerate(nodes, 1)}
-            new[0] = 0
-            kept = [0, *nodes]
-            self.parents = [-1, *[new[self.parents[node]] for node in nodes]]
-            self.tokens = [self.tokens[node] for node in kept]
-            self.depths = [self.depths[node] for node in kept]
-            self.outputs = [self.outputs[node] for node in kept]
-            self.probs = [self.probs[node] for node in kept]
-        if self.draft_probs:
-            q = self.draft_probs
-            self.draft_probs = {i: q[node] for i, node in enumerate(nodes, 1) if node in q}
-        self.n_drafted = n
+        kept = [0, *nodes]
+        new = {node: i for i, node in enumerate(kept)}
+        self.parents = [-1, *[new[self.parents[node]] for node in nodes]]
+        self.tokens = [self.tokens[node] for node in kept]
+        self.depths = [self.depths[node] for node in kept]
+        self.outputs = [self.outputs[node] for node in kept]
+        self.probs = [self.probs[node] for node in kept]
+        self.draft_probs = {new[node]: q for node, q in self.draft_probs.items() if node in new}
+        self.n_drafted = len(nodes)
+
+    def children(self, parent: int, token: int) -> list[int]:
+        """Draft children of ``parent`` with ``token``: at most one unless added unmerged.
+
+        A linear scan is faster than an index for the few nodes of a step.
+        """
+        found, node, end = [], parent, self.n_drafted + 1
+        try:
+            while True:
+                node = self.parents.index(parent, node + 1, end)
+                if self.tokens[node] == token:
+                    found.append(node)
+        except ValueError:
+            return found
 
     def follow(self, parent: int, tokens: Sequence[int]) -> list[int]:
         """The draft nodes that spell the longest prefix of ``tokens`` below ``parent``.
 
         Among equal siblings, follows the first.
         """
-        path = []
-        node, parents, drafted, last = parent, self.parents, self.tokens, self.n_drafted
+        path: list[int] = []
         for token in tokens:
-            # In a chain the child is the next node; no earlier match can exist.
-            if node < last and parents[node + 1] == node and drafted[node + 1] == token:
-                node += 1
-            elif not (node := self._child(node, token)):
+            nodes = self.children(path[-1] if path else parent, token)
+            if not nodes:
                 break
-            path.append(node)
+            path.append(nodes[0])
         return path
-
-    def children(self, parent: int, token: int) -> list[int]:
-        """Draft children of ``parent`` with ``token``: at most one unless added unmerged."""
-        nodes = []
-        node = self._child(parent, token)
-        while node:
-            nodes.append(node)
-            node = self._child(parent, token, node)
-        return nodes
-
-    def _child(self, parent: int, token: int, after: int = 0) -> int:
-        """The first draft child of ``parent`` with ``token`` after node ``after``; 0 = none.
-
-        A linear scan is faster than an index for the few nodes of a step.
-        """
-        tokens, end = self.tokens, self.n_drafted + 1
-        node = max(parent, after)
-        try:
-            while True:
-                node = self.parents.index(parent, node + 1, end)
-                if tokens[node] == token:
-                    return node
-        except ValueError:
-            return 0
 
     def take(self, other: TokenTree, n_vocab: int, max_nodes: int) -> None:
         """Become a copy of ``other``, which is below the same token.

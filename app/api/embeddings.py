@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +13,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.body import Call, Posted
+from app.api.body import Call
 from app.api.errors import ApiError
-from app.api.json_text import dumps
+from app.api.json_text import as_long_json
 from app.api.replies import answer
-from app.api.schemas import JsonPrompt, Prompt, prompts_of
-from app.api.service import Service
+from app.api.requests import JsonPrompt, Posted, Prompt, prompts_of
+from app.api.service import Engine
 from app.worker.messages import Embed
+
+router = APIRouter(route_class=Call)
 
 MOST_INPUTS = 2048  # as OpenAI
 
@@ -34,30 +35,22 @@ class EmbeddingRequest(Posted):
     dimensions: int | None = Field(None, ge=1)
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Call)
-
-    @router.post("/v1/embeddings")
-    @router.post("/embeddings")
-    async def embed(asked: EmbeddingRequest, http: Request) -> Response:
-        texts, _ = prompts_of(asked.input)
-        if not 1 <= len(texts) <= MOST_INPUTS:
-            raise ApiError(f"input has {len(texts)} texts; give 1 to {MOST_INPUTS}", param="input")
-        if not service.facts.embedding_model:
-            await service.take_model(asked.model, http)
-        service.model()
-        name = Path(service.facts.embedding_model).name or service.name()
-        question = Embed(tuple(texts))
-        found = await answer(service.backend, question)
-        vectors = [np.frombuffer(vector, "<f4") for vector in found.vectors]
-        parts = await _written(_shortened(vectors, asked.dimensions), asked.encoding_format)
-        counts = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
-        head = dumps({"object": "list", "model": name, "usage": counts})
-        body = f'{head[:-1]},"data":[{",".join(parts)}]}}'
-        return Response(body, media_type="application/json")
-
-    return router
+@router.post("/v1/embeddings")
+@router.post("/embeddings")
+async def embed(asked: EmbeddingRequest, http: Request, service: Engine) -> Response:
+    texts, _ = prompts_of(asked.input)
+    if not 1 <= len(texts) <= MOST_INPUTS:
+        raise ApiError(f"input has {len(texts)} texts; give 1 to {MOST_INPUTS}", param="input")
+    if not service.facts.embedding_model:
+        await service.take_model(asked.model, http)
+    service.model()
+    name = Path(service.facts.embedding_model).name or service.name()
+    question = Embed(tuple(texts))
+    found = await answer(service.backend, question)
+    vectors = [np.frombuffer(vector, "<f4") for vector in found.vectors]
+    data = _written(_shortened(vectors, asked.dimensions), asked.encoding_format)
+    counts = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
+    return await as_long_json({"object": "list", "model": name, "usage": counts}, "data", data)
 
 
 def _shortened(
@@ -74,13 +67,9 @@ def _shortened(
     return [vector / (np.linalg.norm(vector) or 1) for vector in short]
 
 
-async def _written(vectors: Sequence[npt.NDArray[np.float32]], kind: str) -> list[str]:
-    """Each vector's JSON. Other calls go on meanwhile: many vectors take a while."""
-    found = []
+def _written(vectors: Sequence[npt.NDArray[np.float32]], kind: str) -> Iterator[dict[str, Any]]:
     for index, vector in enumerate(vectors):
         value: Any = vector.tolist()
         if kind == "base64":
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        found.append(dumps({"object": "embedding", "index": index, "embedding": value}))
-        await asyncio.sleep(0)
-    return found
+        yield {"object": "embedding", "index": index, "embedding": value}

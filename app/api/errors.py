@@ -10,18 +10,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 from app.worker.messages import Failed
 
 _TYPES = {
-    400: "invalid_request_error",
+    **dict.fromkeys((400, 405, 413, 415), "invalid_request_error"),
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }
@@ -63,6 +63,11 @@ class ApiError(Exception):
         return error_body(self.message, self.status, **self.facts)
 
 
+def unsupported(field: str, why: str) -> ApiError:
+    """The error for a field that would change the reply and is not supported."""
+    return ApiError(f"{field} is not supported: {why}", param=field)
+
+
 def error_body(message: str, status: int, **facts: Any) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error")
     told = {"message": message, "type": kind, "param": None, "code": status, **facts}
@@ -72,13 +77,9 @@ def error_body(message: str, status: int, **facts: Any) -> dict[str, Any]:
 
 
 _ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # its paths …
-_ANTHROPIC_TYPES = {  # … and its types of errors
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
+_ANTHROPIC_TYPES = {  # … and its types of errors, where they are not OpenAI's
+    **{status: _TYPES[status] for status in (400, 401, 403, 404, 415)},
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -107,14 +108,24 @@ def handle_errors(app: FastAPI) -> None:
         return answer(http, error.message, error.status, **error.facts)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(http: Request, error: RequestValidationError) -> JSONResponse:
+    @app.exception_handler(ValidationError)  # of a request in another API's words
+    async def invalid(
+        http: Request, error: RequestValidationError | ValidationError
+    ) -> JSONResponse:
         message, param = _worded(error)
         return answer(http, message, 400, param=param)
 
     @app.exception_handler(HTTPException)
     async def failed(http: Request, error: HTTPException) -> JSONResponse:
-        found = answer(http, str(error.detail), error.status_code)
-        found.headers.update(error.headers or {})
+        path, message, headers = http.url.path, str(error.detail), error.headers
+        if error.status_code == 404:
+            why = f"This server has no address {path!r:.100}."
+            message = f"{why} docs/endpoint.md lists its addresses."
+        elif error.status_code == 405:
+            allowed = ", ".join(_methods(app, http.scope))
+            message, headers = f"{path} takes {allowed}, not {http.method:.20}.", {"Allow": allowed}
+        found = answer(http, message, error.status_code)
+        found.headers.update(headers or {})
         return found
 
     @app.exception_handler(Exception)
@@ -122,10 +133,19 @@ def handle_errors(app: FastAPI) -> None:
         return answer(http, f"unexpected {type(error).__name__}: {error}", 500)
 
 
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Those that a path takes."""
+    return [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST")
+        if any(one.matches({**scope, "method": method})[0] is Match.FULL for one in app.routes)
+    ]
+
+
 _TYPE_NAMES = ("str", "int", "float", "bool", "nullable")
 
 
-def _worded(error: RequestValidationError) -> tuple[str, str | None]:
+def _worded(error: RequestValidationError | ValidationError) -> tuple[str, str | None]:
     """What is wrong with which fields, for the first few of them, and the name of the first."""
     found: dict[str | None, str] = {}
     # A field of several types has an error for each of them; most are that it is not of the type,

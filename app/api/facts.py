@@ -1,17 +1,123 @@
-"""Figures of a reply, as OpenAI's ``usage`` and llama-server's ``timings`` give them."""
+"""What came of a reply, and its figures as OpenAI's ``usage`` and llama-server's ``timings``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from math import exp, isnan
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
-from app.api.replies import Gathered, Shown
-from app.api.sampling import MOST_CHOICES, Sampling
-from app.worker.messages import Chance, Done
+from app.worker.messages import Chance, Done, Event, Opening, Prefill, PromptTokens, Tokens
 
 
-def usage(choices: Sequence[Gathered], n: int = MOST_CHOICES) -> dict[str, Any]:
+class Shown(NamedTuple):
+    """A token of a reply's text.
+
+    text     the characters it completed
+    chances  its probability, and those of the likeliest tokens
+    """
+
+    text: str
+    chances: tuple[Chance, tuple[Chance, ...]]
+
+
+@dataclass
+class Gathered:
+    """What came of one choice so far.
+
+    ends     tokens that end a text, and are not in it
+    prompt   the prompt's tokens, if their probabilities come
+    chances  each token's probabilities
+    shown    the same of the tokens whose text is shown: not of one that ends it, nor of those that
+             a stop string has cut off
+    """
+
+    ends: Container[int] = ()
+    prompt: list[Shown] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    chances: list[tuple[Chance, tuple[Chance, ...]]] = field(default_factory=list)
+    opening: str = ""
+    prefill: Prefill | None = None
+    n_reused: int = 0
+    done: Done | None = None
+    began: float = 0.0  # when the prompt began to be read …
+    has_read: float = 0.0  # … when it was last seen to be, or the first token came …
+    first: float = 0.0  # … that is when the first tokens came …
+    came: float = 0.0  # … and when the last ones did
+    _held: list[Shown] = field(default_factory=list)  # without a text so far
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )  # of the prompt
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self.came = perf_counter()
+            self.first = self.first or self.came
+            self.has_read = self.first
+            self.pieces += [text for text, _ in event.pieces]
+            self.ids += event.ids
+            self.chances += event.chances
+            for (text, _), chances in zip(event.pieces, event.chances, strict=False):
+                if chances[0].id not in self.ends:
+                    self._held.append(Shown(text, chances))
+                    if text:
+                        self._show()
+        elif isinstance(event, PromptTokens):
+            decode = self._decoder.decode
+            self.prompt += [Shown(decode(one[0].piece), one) for one in event.chances]
+        elif isinstance(event, Opening):
+            self.opening = event.mark
+        elif isinstance(event, Prefill):
+            self.n_reused = event.done if self.prefill is None else self.n_reused
+            self.has_read = perf_counter()
+            self.began = self.has_read if self.prefill is None else self.began
+            self.prefill = event
+        elif isinstance(event, Done):
+            self.done = event
+            if not event.stop_string:
+                self._show()
+
+    def _show(self) -> None:
+        self.shown += self._held
+        self._held = []
+
+    def progress(self, event: Event) -> dict[str, int] | None:
+        """How much of the prompt is read after ``event``, if that changes it."""
+        if self.prefill is None or not isinstance(event, Prefill | Tokens):
+            return None
+        total = self.prefill.total + 1
+        if isinstance(event, Tokens):
+            if len(self.ids) > len(event.ids):
+                return None
+            return {"total": total, "cache": self.n_reused, "processed": total}
+        return {"total": total, "cache": self.n_reused, "processed": event.done}
+
+    @property
+    def so_far(self) -> Done:
+        """Counters and times while it runs, as far as they are seen from here."""
+        n_read = self.prefill.done if self.prefill is not None else 0
+        n_tokens = len(self.ids)
+        return Done(
+            "",
+            n_prompt=n_read + bool(n_tokens),
+            n_reused=self.n_reused,
+            n_read=n_read - self.n_reused + bool(n_tokens),
+            n_tokens=n_tokens,
+            n_first=min(1, n_tokens),
+            prefill_seconds=self.has_read - self.began,
+            decode_seconds=self.came - self.has_read if n_tokens else 0.0,
+        )
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+def usage(choices: Sequence[Gathered], n: int) -> dict[str, Any]:
     """The tokens of a call: those of each prompt, which has ``n`` choices in a row, and of all
     choices."""
     done = [choice.done for choice in choices if choice.done is not None]
@@ -52,18 +158,15 @@ def timings(done: Done) -> dict[str, Any]:
     }
 
 
-def times(gathered: Gathered, asked: Sampling) -> dict[str, Any]:
-    """The field of a chunk with the times so far, if they are asked for."""
-    return {"timings": timings(gathered.so_far)} if asked.timings_per_token else {}
-
-
 def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def token_logprobs(chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> list[dict[str, Any]]:
+def token_logprobs(tokens: Sequence[Shown]) -> list[dict[str, Any]]:
     """Tokens and their log probabilities, with the likeliest ones, as OpenAI has them."""
-    return [{**_chance(own), "top_logprobs": [_chance(one) for one in top]} for own, top in chances]
+    return [
+        {**_chance(own), "top_logprobs": [_chance(one) for one in top]} for _, (own, top) in tokens
+    ]
 
 
 def native_probs(
@@ -100,7 +203,7 @@ def legacy_logprobs(tokens: Sequence[Shown], at: int = 0) -> dict[str, Any]:
         "token_logprobs": [own.logprob for own, _ in chances],
         "top_logprobs": [_by_name(own, top) for own, top in chances],
         "text_offset": offsets,
-        "content": token_logprobs(chances),
+        "content": token_logprobs(tokens),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,23 +21,16 @@ class Kept(NamedTuple):
 
 
 class History:
-    """Responses in memory, up to a limit. The least recently used are forgotten first. Threads may
-    share it: whole responses are made in one of their own. Each has an ``owner``, as ``memory_of``
-    tells clients apart."""
+    """Responses in memory, up to a limit. The least recently used are forgotten first. Each has an
+    ``owner``, as ``memory_of`` tells clients apart."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
         self._most_bytes, self._n_bytes = most_bytes, 0
 
     def get(self, id_: str, owner: str, *, remove: bool = False) -> Kept:
         """Raises ApiError if it is not kept, or another client's."""
-        with self._lock:
-            kept = self._kept.pop((owner, id_), None)
-            if kept is not None and not remove:
-                self._kept[owner, id_] = kept  # as the one used last
-            elif kept is not None:
-                self._n_bytes -= kept.n_bytes
+        kept = self._kept.pop((owner, id_), None)
         if kept is None:
             raise ApiError(
                 f"there is no response {id_!r:.80}: it was not stored, or has been forgotten. Send "
@@ -46,14 +38,17 @@ class History:
                 404,
                 param="previous_response_id",
             )
+        if remove:
+            self._n_bytes -= kept.n_bytes
+        else:
+            self._kept[owner, id_] = kept  # as the one used last
         return kept
 
     def add(
         self, owner: str, response: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
     ) -> None:
         kept = Kept(response, items, len(dumps([response, *items])))
-        with self._lock:
-            self._kept[owner, str(response["id"])] = kept
-            self._n_bytes += kept.n_bytes
-            while self._n_bytes > self._most_bytes:
-                self._n_bytes -= self._kept.popitem(last=False)[1].n_bytes
+        self._kept[owner, str(response["id"])] = kept
+        self._n_bytes += kept.n_bytes
+        while self._n_bytes > self._most_bytes:
+            self._n_bytes -= self._kept.popitem(last=False)[1].n_bytes

@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from app.api.body import Call, Posted
+from app.api.body import Call
 from app.api.errors import ApiError
 from app.api.native import completed
 from app.api.replies import answer
-from app.api.schemas import Completion, prompts_of
-from app.api.service import MOST_PROMPTS, Service
+from app.api.requests import Completion, Posted, prompts_of
+from app.api.service import MOST_PROMPTS, Engine, Service
 from app.worker.messages import Tokenize
+
+router = APIRouter(route_class=Call)
 
 PREFIX_SHARE = 0.75  # of the room for the file that is edited; the suffix has the rest
 REPLY_ROOM = 256  # tokens that are left for a reply without a limit
@@ -32,31 +33,20 @@ class Extra(Posted):
     filename: str = "snippet"
 
 
-class Infill(Posted, extra="allow"):
-    """A place in a file. Other fields are those of a completion."""
+class Infill(Completion):
+    """A place in a file."""
 
     input_prefix: str
     input_suffix: str = ""
     input_extra: list[Extra] = Field(default_factory=list, max_length=MOST_EXTRA)
     prompt: str = ""  # text after the prefix, which the reply continues
-    model: str | None = None
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Call)
-
-    @router.post("/infill")
-    async def infill(asked: Infill, http: Request) -> Response:
-        try:
-            completion = Completion.model_validate({**(asked.model_extra or {}), "prompt": [0]})
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
-        await service.take_model(asked.model, http)
-        tokens = await _tokens(service, asked, completion.limit)
-        return await completed(service, completion.model_copy(update={"prompt": tokens}), http)
-
-    return router
+@router.post("/infill")
+async def infill(asked: Infill, http: Request, service: Engine) -> Response:
+    await service.take_model(asked.model, http)
+    tokens = await _tokens(service, asked)
+    return await completed(service, asked.model_copy(update={"prompt": tokens}), http)
 
 
 async def before_suffix(service: Service, asked: Completion, http: Request) -> Completion:
@@ -67,14 +57,14 @@ async def before_suffix(service: Service, asked: Completion, http: Request) -> C
         if asked.echo or any(isinstance(part, int) for part in prompt):
             raise ApiError("suffix needs a prompt of text, without echo", param="suffix")
         text = "".join(map(str, prompt))
-        gap = Infill(input_prefix=text, input_suffix=asked.suffix or "")
-        prompts.append(await _tokens(service, gap, asked.limit, 400))
+        gap = Infill.model_validate(
+            {"input_prefix": text, "input_suffix": asked.suffix, "max_tokens": asked.max_tokens}
+        )
+        prompts.append(await _tokens(service, gap, 400))
     return asked.model_copy(update={"prompt": prompts, "suffix": None})
 
 
-async def _tokens(
-    service: Service, asked: Infill, n_reply: int | None, status: int = 501
-) -> list[int]:
+async def _tokens(service: Service, asked: Infill, status: int = 501) -> list[int]:
     """The prompt: parts of other files, then the edited one. Raises ApiError, with ``status`` if
     the model has no tokens for that."""
     model, marks = service.model(), service.facts.fim
@@ -104,7 +94,7 @@ async def _tokens(
             extra += await split(f"{part.filename}\n{part.text}")
         if "file" in marks:
             extra += [marks["file"], *await split(FILE)]
-    room = model.n_ctx - (REPLY_ROOM if n_reply is None else n_reply)
+    room = model.n_ctx - (REPLY_ROOM if asked.limit is None else asked.limit)
     return fitted(marks, begin, extra, prefix, written, suffix, room)
 
 

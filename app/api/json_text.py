@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from fastapi.responses import Response
+
+PART = 500  # items
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -25,6 +28,19 @@ async def as_json(make: Callable[[], Any]) -> Response:
     seconds, in which other calls go on."""
     text = await asyncio.to_thread(lambda: dumps(make()))
     return Response(text, media_type="application/json")
+
+
+async def as_long_json(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
+    """``head`` with a list of many ``items`` under a name. It is made a part at a time in a thread:
+    others run in between."""
+
+    def make() -> str:
+        left, parts = iter(items), list[str]()
+        while part := list(islice(left, PART)):
+            parts.append(dumps(part)[1:-1])
+        return f"{dumps({**head, name: []})[:-2]}{','.join(parts)}]}}"
+
+    return Response(await asyncio.to_thread(make), media_type="application/json")
 
 
 def finite(value: Any) -> Any:

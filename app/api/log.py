@@ -7,27 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from time import perf_counter
-from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.facts import Gathered
 from app.worker.messages import Done, Event, Prefill
-from speculation.stats import rate
+from speculation.meter import rate
 from speculation.system.console import say
 
 PROGRESS_SECONDS = 5.0  # between two lines about one prompt
 _PAGE = ("/page/", "/gradio_api/", "/assets/", "/static/")  # asked for all the time
-
-
-class Choice(Protocol):
-    """What came of a reply so far: ``Gathered``."""
-
-    ids: list[int]
-    done: Done | None
-    first: float
-
-    @property
-    def so_far(self) -> Done: ...
 
 
 class Call:
@@ -39,7 +28,7 @@ class Call:
 
     def __init__(self, name: str = "") -> None:
         self.status = 0
-        self.choices: Sequence[Choice] = ()
+        self.choices: Sequence[Gathered] = ()
         self.failed = ""
         self._name = name
         self._began = self._told = perf_counter()

@@ -11,27 +11,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.api.service import Service
+from app.api.service import Engine
 from app.worker.messages import Report
+
+router = APIRouter()
 
 PREFIX = "llamacpp:"
 _STARTED = time.time()
 
 
-def routes(service: Service) -> APIRouter:
-    """The route that ``service`` answers."""
-    router = APIRouter()
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        registry = CollectorRegistry()
-        registry.register(_Metrics(service.backend.report()))
-        response = Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
-        # Spelled as llama-server does, for clients that compare letter by letter.
-        response.raw_headers.append((b"Process-Start-Time-Unix", str(int(_STARTED)).encode()))
-        return response
-
-    return router
+@router.get("/metrics")
+async def metrics(service: Engine) -> Response:
+    registry = CollectorRegistry()
+    registry.register(_Metrics(service.backend.report()))
+    response = Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+    # Spelled as llama-server does, for clients that compare letter by letter.
+    response.raw_headers.append((b"Process-Start-Time-Unix", str(int(_STARTED)).encode()))
+    return response
 
 
 class _Metrics(Collector):

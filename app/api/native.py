@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field, model_validator
 
 from app.api.body import Call
 from app.api.errors import ApiError, error_body
-from app.api.facts import native_probs, times, timings
-from app.api.json_text import dumps, finite
-from app.api.replies import Gathered, answer
+from app.api.facts import Gathered, native_probs, timings
+from app.api.json_text import as_long_json, finite
+from app.api.replies import answer
 from app.api.reply import Chunk, Reply
-from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
-from app.api.service import FINGERPRINT, Service
+from app.api.requests import MOST_TOKENS, ChatCompletion, Completion, Posted
+from app.api.service import FINGERPRINT, Engine, Service
 from app.worker.messages import (
     Chance,
     ChatRequest,
@@ -26,124 +26,145 @@ from app.worker.messages import (
     Done,
     Event,
     LoadedModel,
-    Render,
     Tokenize,
     Tokens,
 )
 from app.worker.wording import REQUEST, SAMPLING
 from speculation.sampling import SamplingParams
 
+router = APIRouter(route_class=Call)
 
-def routes(service: Service) -> APIRouter:
-    """The routes that ``service`` answers."""
-    router = APIRouter(route_class=Call)
+MOST_WITH_PIECES = 2**18  # characters to split into tokens with the text of each
 
-    @router.get("/health")
-    @router.get("/v1/health")
-    async def health() -> Response:
-        try:
-            if not service.is_asleep:
-                service.model()
-        except ApiError as error:
-            return JSONResponse(error_body(error.message, 503), 503)
-        status = service.backend.status()
-        if status.is_down:
-            return JSONResponse(error_body(status.error or "the model is being loaded", 503), 503)
-        return JSONResponse({"status": "ok"})
 
-    @router.get("/v1/models")
-    @router.get("/models")
-    async def models() -> dict[str, Any]:
-        others = await service.models.others() if service.models else []
-        if service.is_asleep:
-            return {"object": "list", "data": others}
-        return {"object": "list", "data": [_model(service, service.model()), *others]}
+class Tokenization(Posted):
+    content: str = Field(max_length=MOST_TOKENS)
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
 
-    @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        others = await service.models.others() if service.models else []
-        if found := [one for one in others if one["id"] == name]:
-            return found[0]
-        loaded = service.model()
-        if name != service.name():
-            raise ApiError(f"no model {name!r:.80} is loaded; this is {service.name()}", 404)
-        return _model(service, loaded)
+    @model_validator(mode="after")
+    def _is_short(self) -> Tokenization:
+        if self.with_pieces and len(self.content) > MOST_WITH_PIECES:
+            raise ValueError(f"with_pieces takes at most {MOST_WITH_PIECES} characters of content")
+        return self
 
-    @router.get("/props")
-    async def props() -> dict[str, Any]:
-        loaded = service.model()
-        request = ChatRequest("", sampling={**service.sampling})
-        return {
-            "default_generation_settings": {
-                "params": finite(settings(request, service)),
-                "n_ctx": loaded.n_ctx,
-            },
-            "total_slots": service.facts.parallel,
-            "model_alias": service.name(),
-            "model_path": service.facts.path,
-            "modalities": {"vision": False, "audio": False},
-            "chat_template": service.facts.chat_template,
-            "bos_token": service.facts.bos,
-            "eos_token": service.facts.eos,
-            "build_info": FINGERPRINT,
-            "methods": [
-                {
-                    "name": info.name,
-                    "title": info.title,
-                    "parameters": [
-                        {"name": one.name, "default": one.default, "description": one.help}
-                        for one in info.parameters
-                    ],
-                }
-                for info in service.backend.methods()
-            ],
-        }
 
-    @router.get("/slots")
-    async def slots() -> list[dict[str, Any]]:
-        loaded = service.model()
-        running = service.backend.report().running
-        return [
+class Detokenization(Posted):
+    tokens: list[int] = Field(max_length=MOST_TOKENS)
+
+
+@router.get("/health")
+@router.get("/v1/health")
+async def health(service: Engine) -> Response:
+    try:
+        if not service.is_asleep:
+            service.model()
+    except ApiError as error:
+        return JSONResponse(error_body(error.message, 503), 503)
+    status = service.backend.status()
+    if status.is_down:
+        return JSONResponse(error_body(status.error or "the model is being loaded", 503), 503)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/v1/models")
+@router.get("/models")
+async def models(service: Engine) -> dict[str, Any]:
+    others = await service.models.others() if service.models else []
+    if service.is_asleep:
+        return {"object": "list", "data": others}
+    return {"object": "list", "data": [_model(service, service.model()), *others]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, service: Engine) -> dict[str, Any]:
+    others = await service.models.others() if service.models else []
+    if found := [one for one in others if one["id"] == name]:
+        return found[0]
+    loaded = service.model()
+    if name != service.name():
+        raise ApiError(f"no model {name!r:.80} is loaded; this is {service.name()}", 404)
+    return _model(service, loaded)
+
+
+@router.get("/props")
+async def props(service: Engine) -> dict[str, Any]:
+    loaded = service.model()
+    request = ChatRequest("", sampling={**service.sampling})
+    return {
+        "default_generation_settings": {
+            "params": finite(settings(request, service)),
+            "n_ctx": loaded.n_ctx,
+        },
+        "total_slots": service.facts.parallel,
+        "model_alias": service.name(),
+        "model_path": service.facts.path,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": service.facts.chat_template,
+        "bos_token": service.facts.bos,
+        "eos_token": service.facts.eos,
+        "build_info": FINGERPRINT,
+        "methods": [
             {
-                "id": number,
-                "n_ctx": loaded.n_ctx,
-                "is_processing": number < len(running),
-                **({"id_task": running[number]} if number < len(running) else {}),
+                "name": info.name,
+                "title": info.title,
+                "parameters": [
+                    {"name": one.name, "default": one.default, "description": one.help}
+                    for one in info.parameters
+                ],
             }
-            for number in range(service.facts.parallel)
-        ]
+            for info in service.backend.methods()
+        ],
+    }
 
-    @router.post("/tokenize")
-    async def tokenize(asked: Tokenization, http: Request) -> Response:
-        question = Tokenize(
-            asked.content, asked.add_special, asked.parse_special, asked.with_pieces
-        )
-        found = (await answer(service.backend, question)).tokens
-        # In a thread, and by hand: FastAPI looks at each item of a list, for seconds.
-        return await asyncio.to_thread(_tokens, found, asked.with_pieces)
 
-    @router.post("/detokenize")
-    async def detokenize(asked: Detokenization, http: Request) -> dict[str, Any]:
-        n_vocab = service.facts.n_vocab
-        unknown = [token for token in asked.tokens if not 0 <= token < n_vocab]
-        if unknown:
-            raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
-        question = Detokenize(tuple(asked.tokens))
-        found = await answer(service.backend, question)
-        return {"content": found.text}
+@router.get("/slots")
+async def slots(service: Engine) -> list[dict[str, Any]]:
+    loaded = service.model()
+    running = service.backend.report().running
+    return [
+        {
+            "id": number,
+            "n_ctx": loaded.n_ctx,
+            "is_processing": number < len(running),
+            **({"id_task": running[number]} if number < len(running) else {}),
+        }
+        for number in range(service.facts.parallel)
+    ]
 
-    @router.post("/apply-template")
-    async def apply_template(asked: ChatCompletion, http: Request) -> dict[str, Any]:
-        request = (await service.chat_requests(asked, http))[0]
-        found = await answer(service.backend, Render(request))
-        return {"prompt": found.text}
 
-    @router.post("/completion")
-    @router.post("/completions")
-    async def complete(asked: Completion, http: Request) -> Response:
-        return await completed(service, asked, http)
+@router.post("/tokenize")
+async def tokenize(asked: Tokenization, http: Request, service: Engine) -> Response:
+    question = Tokenize(asked.content, asked.add_special, asked.parse_special, asked.with_pieces)
+    found = (await answer(service.backend, question)).tokens
+    tokens: Iterator[Any] = (token for token, _ in found)
+    if asked.with_pieces:
+        tokens = ({"id": token, "piece": _piece(piece)} for token, piece in found)
+    # By hand: FastAPI looks at each item of a list, for seconds.
+    return await as_long_json({}, "tokens", tokens)
 
-    return router
+
+@router.post("/detokenize")
+async def detokenize(asked: Detokenization, http: Request, service: Engine) -> dict[str, Any]:
+    n_vocab = service.facts.n_vocab
+    unknown = [token for token in asked.tokens if not 0 <= token < n_vocab]
+    if unknown:
+        raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
+    question = Detokenize(tuple(asked.tokens))
+    found = await answer(service.backend, question)
+    return {"content": found.text}
+
+
+@router.post("/apply-template")
+async def apply_template(asked: ChatCompletion, http: Request, service: Engine) -> dict[str, Any]:
+    return {"prompt": (await service.rendered(asked, http)).text}
+
+
+@router.post("/completion")
+@router.post("/completions")
+async def complete(asked: Completion, http: Request, service: Engine) -> Response:
+    return await completed(service, asked, http)
 
 
 async def completed(service: Service, asked: Completion, http: Request) -> Response:
@@ -155,18 +176,15 @@ async def completed(service: Service, asked: Completion, http: Request) -> Respo
     return await _NativeReply(service, asked, requests, is_list).answer()
 
 
-class _NativeReply(Reply):
-    """The answer as llama-server's completion."""
+@dataclass
+class _NativeReply(Reply[Completion]):
+    """The answer as llama-server's completion; a list of them if ``is_list``."""
 
-    def __init__(
-        self, service: Service, asked: Completion, requests: Sequence[ChatRequest], is_list: bool
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self._service, self._asked, self._is_list = service, asked, is_list
+    is_list: bool
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
-        timed = times(gathered, self._asked)
-        if self._asked.return_progress and (progress := gathered.progress(event)):
+        timed = self.times(gathered)
+        if self.asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
             yield {**head, "prompt_progress": progress, **timed}
         if isinstance(event, Tokens):
@@ -187,23 +205,23 @@ class _NativeReply(Reply):
 
     def whole(self) -> Any:
         found = [self._choice(number) for number in range(len(self.replies.choices))]
-        return found if self._is_list else found[0]
+        return found if self.is_list else found[0]
 
     def _choice(self, number: int) -> dict[str, Any]:
         """The answer for one prompt."""
-        request, gathered = self.replies.requests[number], self.replies.choices[number]
+        request, gathered = self.requests[number], self.replies.choices[number]
         done, text = gathered.done, gathered.text
         assert done is not None
         return {
             "index": number,
             "content": text,
-            "tokens": gathered.ids if self._asked.return_tokens else [],
+            "tokens": gathered.ids if self.asked.return_tokens else [],
             "id_slot": number,
             "stop": True,
             "model": self.model,
             "tokens_predicted": done.n_tokens,
             "tokens_evaluated": done.n_prompt,
-            "generation_settings": settings(request, self._service),
+            "generation_settings": settings(request, self.service),
             "prompt": done.prompt,
             "has_new_line": "\n" in text,
             "truncated": done.finish_reason == "context",
@@ -215,7 +233,7 @@ class _NativeReply(Reply):
         }
 
     def _probs(self, chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> dict[str, Any]:
-        found = native_probs(chances, self._asked.post_sampling_probs)
+        found = native_probs(chances, self.asked.post_sampling_probs)
         return {"completion_probabilities": found}
 
 
@@ -272,15 +290,6 @@ def _model(service: Service, loaded: LoadedModel) -> dict[str, Any]:
             "size": service.facts.n_bytes,
         },
     }
-
-
-def _tokens(found: Sequence[tuple[int, bytes]], with_pieces: bool) -> Response:
-    parts = []
-    for start in range(0, len(found), 1000):  # others run in between
-        part = found[start : start + 1000]
-        tokens = [{"id": token, "piece": _piece(piece)} for token, piece in part]
-        parts.append(dumps(tokens if with_pieces else [token for token, _ in part])[1:-1])
-    return Response(f'{{"tokens":[{",".join(parts)}]}}', media_type="application/json")
 
 
 def _piece(piece: bytes) -> str | list[int]:

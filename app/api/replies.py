@@ -1,150 +1,41 @@
-"""The replies to a call of the endpoint, all its choices at once, and what comes of them."""
+"""The replies to a call of the endpoint, all its choices at once, and answers to questions."""
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import re
 from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 
 from app.api.errors import ApiError
+from app.api.facts import Gathered
 from app.api.log import current_call
 from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import (
     LAST,
     Answer,
-    Chance,
     ChatRequest,
     Done,
     Event,
     Failed,
     Opening,
-    Prefill,
     PromptTokens,
     Question,
     Tokens,
     Waiting,
 )
-from speculation.chat.tool_format import GENERIC, ToolFormat
 
 T = TypeVar("T")
 
 CLIENT_GONE = 499  # as nginx calls it; nobody reads it
 HEADERS_SECONDS = 1.0  # that a stream's headers wait for an error, which has a status of its own
-
-
-class Shown(NamedTuple):
-    """A token of a reply's text.
-
-    text     the characters it completed
-    chances  its probability, and those of the likeliest tokens
-    """
-
-    text: str
-    chances: tuple[Chance, tuple[Chance, ...]]
-
-
-@dataclass
-class Gathered:
-    """What came of one choice so far.
-
-    ends     tokens that end a text, and are not in it
-    prompt   the prompt's tokens, if their probabilities come
-    chances  each token's probabilities
-    shown    the same of the tokens whose text is shown: not of one that ends it, nor of those that
-             a stop string has cut off
-    """
-
-    ends: Container[int] = ()
-    prompt: list[Shown] = field(default_factory=list)
-    shown: list[Shown] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    chances: list[tuple[Chance, tuple[Chance, ...]]] = field(default_factory=list)
-    opening: str = ""
-    calls: ToolFormat = GENERIC
-    prefill: Prefill | None = None
-    n_reused: int = 0
-    done: Done | None = None
-    began: float = 0.0  # when the prompt began to be read …
-    has_read: float = 0.0  # … when it was last seen to be, or the first token came …
-    first: float = 0.0  # … that is when the first tokens came …
-    came: float = 0.0  # … and when the last ones did
-    _held: list[Shown] = field(default_factory=list)  # without a text so far
-    _decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
-    )  # of the prompt
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, Tokens):
-            self.came = perf_counter()
-            self.first = self.first or self.came
-            self.has_read = self.first
-            self.pieces += [text for text, _ in event.pieces]
-            self.ids += event.ids
-            self.chances += event.chances
-            for (text, _), chances in zip(event.pieces, event.chances, strict=False):
-                if chances[0].id not in self.ends:
-                    self._held.append(Shown(text, chances))
-                    if text:
-                        self._show()
-        elif isinstance(event, PromptTokens):
-            decode = self._decoder.decode
-            self.prompt += [Shown(decode(one[0].piece), one) for one in event.chances]
-        elif isinstance(event, Opening):
-            self.opening, self.calls = event.mark, event.calls
-        elif isinstance(event, Prefill):
-            self.n_reused = event.done if self.prefill is None else self.n_reused
-            self.has_read = perf_counter()
-            self.began = self.has_read if self.prefill is None else self.began
-            self.prefill = event
-        elif isinstance(event, Done):
-            self.done = event
-            if not event.stop_string:
-                self._show()
-
-    def _show(self) -> None:
-        self.shown += self._held
-        self._held = []
-
-    def progress(self, event: Event) -> dict[str, int] | None:
-        """How much of the prompt is read after ``event``, if that changes it."""
-        if self.prefill is None or not isinstance(event, Prefill | Tokens):
-            return None
-        total = self.prefill.total + 1
-        if isinstance(event, Tokens):
-            if len(self.ids) > len(event.ids):
-                return None
-            return {"total": total, "cache": self.n_reused, "processed": total}
-        return {"total": total, "cache": self.n_reused, "processed": event.done}
-
-    @property
-    def so_far(self) -> Done:
-        """Counters and times while it runs, as far as they are seen from here."""
-        n_read = self.prefill.done if self.prefill is not None else 0
-        n_tokens = len(self.ids)
-        return Done(
-            "",
-            n_prompt=n_read + bool(n_tokens),
-            n_reused=self.n_reused,
-            n_read=n_read - self.n_reused + bool(n_tokens),
-            n_tokens=n_tokens,
-            n_first=min(1, n_tokens),
-            prefill_seconds=self.has_read - self.began,
-            decode_seconds=self.came - self.has_read if n_tokens else 0.0,
-        )
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
 
 class Replies:
@@ -176,7 +67,6 @@ class Replies:
         self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._began: dict[int, float] = {}  # when each choice's first tokens came
         self._ended: set[int] = set()  # choices that a limit has ended
 
     async def start(self) -> None:
@@ -206,10 +96,12 @@ class Replies:
             enough.cancel()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """The events of all choices as they come, with the choice's number.
+        """The events of all choices as they come, with the choice's number. ``close`` stops them.
 
         Raises ApiError if one fails, or if they take too long.
         """
+        if self._timer is None:
+            await self.start()
         n_left = len(self.requests)
         while n_left:
             number, event = self._seen.pop(0) if self._seen else await self._next()
@@ -224,30 +116,16 @@ class Replies:
         """A choice's tokens, up to where its time or a line with too little indentation ends it."""
         if number in self._ended:
             return _cut(tokens, 0)
-        request, now = self.requests[number], asyncio.get_running_loop().time()
-        seconds = now - self._began.setdefault(number, now)
+        request, choice = self.requests[number], self.choices[number]
         new = "".join(text for text, _ in tokens.pieces)
-        if 0 < request.predict_seconds < seconds and "\n" in new:
+        seconds = perf_counter() - choice.first if choice.first else 0.0
+        at = _outdent(choice.text + new, request.n_indent) if request.n_indent else None
+        if at is not None:
+            tokens = _cut(tokens, at - len(choice.text))
+        if at is not None or (0 < request.predict_seconds < seconds and "\n" in new):
             self._ended.add(number)
-        if request.n_indent:
-            before = self.choices[number].text
-            at = _outdent(before + new, request.n_indent)
-            if at is not None:
-                self._ended.add(number)
-                tokens = _cut(tokens, at - len(before))
-        if number in self._ended:
             self._started[number].close()
         return tokens
-
-    async def finish(self) -> list[Gathered]:
-        """Run to the end."""
-        try:
-            await self.start()
-            async for _ in self.events():
-                pass
-        finally:
-            self.close()
-        return self.choices
 
     def close(self) -> None:
         """Stop the requests. Idempotent."""

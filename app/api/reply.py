@@ -3,65 +3,88 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+from uuid import uuid4
 
 from fastapi.responses import Response
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from app.api.errors import ApiError, error_body
+from app.api.facts import Gathered, Shown, timings
 from app.api.json_text import as_json, dumps
-from app.api.replies import Gathered, Shown
-from app.api.schemas import ChatCompletion, Completion
+from app.api.requests import Sampling
 from app.api.service import Service
+from app.api.sse import PING, EventStream, with_pings
 from app.worker.messages import ChatRequest, Done, Event, Opening, Tokens
-from speculation.chat.reply_parser import CallStart, Content, Delta, ReplyParser, joined
+from speculation.chat.reply_parser import CallStart, Content, Delta, Reasoning, ReplyParser
 
-PING_SECONDS = 2.0  # clients and proxies give up a stream that stays silent
+Asked = TypeVar("Asked", bound=Sampling)
+
+PING_SECONDS = 2.0
 Chunk = Mapping[str, Any] | str
 
 
-class Reply(ABC):
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid4().hex}"
+
+
+@dataclass
+class Reply(ABC, Generic[Asked]):
     """A call's answer.
 
     has_names  whether a stream's events have their ``type`` as a name. While such a stream is
                silent, an event tells that it lives: to Codex, a comment does not
     """
 
-    has_names = False
+    service: Service
+    asked: Asked
+    requests: Sequence[ChatRequest]
+    has_names: ClassVar = False
 
-    def __init__(
-        self, service: Service, asked: ChatCompletion | Completion, requests: Sequence[ChatRequest]
-    ) -> None:
-        self.replies = service.replies(requests)
-        self.model = service.name()
-        self._streams = asked.stream
+    def __post_init__(self) -> None:
+        self.replies = self.service.replies(self.requests)
+        self.model = self.service.name()
 
     async def answer(self) -> Response:
-        """The answer, as a stream if the call asks for one."""
-        if self._streams:
+        """The answer, as a stream if the call asks for one. A whole one is made of the same
+        events."""
+        if self.asked.stream:
             await self.replies.start()
-            return _Stream(self)
-        await self.replies.finish()
+            ping = self._written({"type": "ping"}) if self.has_names else PING
+            chunks = with_pings(self._chunks(), PING_SECONDS, ping)
+            return EventStream(chunks, on_end=self.replies.close)
+        try:
+            async for number, event in self.replies.events():
+                for _ in self.take(number, event, self.replies.choices[number]):
+                    pass
+        finally:
+            self.replies.close()
         return await as_json(self.whole)
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """The stream's events."""
+    async def _chunks(self) -> AsyncIterator[bytes]:
         try:
             for chunk in self.start():
-                yield chunk
+                yield self._written(chunk)
             async for number, event in self.replies.events():
                 for chunk in self.take(number, event, self.replies.choices[number]):
-                    yield chunk
+                    yield self._written(chunk)
             for chunk in self.end():
-                yield chunk
+                yield self._written(chunk)
         except ApiError as error:
             for chunk in self.failed(error):
-                yield chunk
+                yield self._written(chunk)
+        except Exception as error:
+            yield self._written(error_body(str(error), 500))
+            raise
+
+    def _written(self, chunk: Chunk) -> bytes:
+        """An event as it is sent."""
+        data = f"data: {chunk if isinstance(chunk, str) else dumps(chunk)}\n\n"
+        if self.has_names and "type" in chunk:  # not an error that nobody expected
+            data = f"event: {chunk['type']}\n{data}"  # type: ignore[index]
+        return data.encode()
 
     def start(self) -> Iterable[Chunk]:
         return ()
@@ -82,73 +105,123 @@ class Reply(ABC):
     def whole(self) -> Any:
         """The answer, once the replies have ended."""
 
+    def times(self, gathered: Gathered) -> dict[str, Any]:
+        """The field of a chunk with the times so far, if they are asked for."""
+        return {"timings": timings(gathered.so_far)} if self.asked.timings_per_token else {}
+
 
 @dataclass
-class _Parsing:
+class Block:
+    """A part of a reply.
+
+    kind     ``reasoning``, ``text`` or ``call``
+    index    its place in the reply
+    n_calls  how many calls come before it
+    id, name of a call
+    text     of the reasoning, of the answer, or the JSON of a call's arguments, so far
+    """
+
+    kind: str
+    index: int
+    n_calls: int
+    id: str = ""
+    name: str = ""
+    text: str = ""
+
+
+@dataclass
+class _Choice:
     """How far a choice of a conversation is read."""
 
     parser: ReplyParser
     n_shown: int = 0  # tokens whose probabilities have appeared
-    has_calls: bool = False
+    blocks: list[Block] = field(default_factory=list)
+    reason: str = ""  # for its end, in OpenAI's words
 
 
-class Conversation(Reply):
-    """The answer to a chat completion, in any API's words."""
+class Conversation(Reply[Asked]):
+    """The answer to a chat, in any API's words, written block by block."""
 
-    def __init__(
-        self, service: Service, asked: ChatCompletion, requests: Sequence[ChatRequest]
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self.asked = asked
-        self._parsing: dict[int, _Parsing] = {}  # by number, once the engine takes the tools
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.written: dict[int, _Choice] = {}  # by number, once the engine takes the tools
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
         if self.asked.return_progress and (progress := gathered.progress(event)):
             yield from self.progress(number, progress)
-        if number not in self._parsing:
-            self._parsing[number] = _Parsing(self._parser(Opening("")))
-        state, deltas = self._parsing[number], list[Delta]()
+        if number not in self.written:
+            self.written[number] = _Choice(self._parser(Opening("")))
+        choice, deltas = self.written[number], list[Delta]()
         if isinstance(event, Opening):
-            state.parser = self._parser(event)
+            choice.parser = self._parser(event)
         elif isinstance(event, Tokens):
-            deltas = state.parser.feed("".join(text for text, _ in event.pieces))
+            deltas = choice.parser.feed("".join(text for text, _ in event.pieces))
         elif isinstance(event, Done):
-            deltas = state.parser.finish()
-            if len(gathered.shown) > state.n_shown and not deltas:
+            deltas = choice.parser.finish()
+            if len(gathered.shown) > choice.n_shown and not deltas:
                 deltas = [Content("")]
         for delta in deltas:
-            shown = gathered.shown[state.n_shown :]
-            state.n_shown += len(shown)
-            state.has_calls |= isinstance(delta, CallStart)
-            yield from self.delta(number, delta, shown)
+            shown = gathered.shown[choice.n_shown :]
+            choice.n_shown += len(shown)
+            yield from self._more(number, delta, shown)
         if isinstance(event, Done):
-            has_calls = state.has_calls and not state.parser.in_call
-            yield from self.ended(number, reason_of(event, has_calls))
+            has_calls = any(block.kind == "call" for block in choice.blocks)
+            choice.reason = reason_of(event, has_calls and not choice.parser.in_call)
+            if not choice.blocks:  # clients expect one block at least
+                yield from self._begin(number, "text")
+            yield from self.closed(choice.blocks[-1], is_whole=choice.reason != "length")
+            yield from self.ended(number, choice.reason, event)
 
-    def parsed(self, number: int) -> tuple[list[Delta], str]:
-        """A whole choice, and why it ended."""
-        gathered = self.replies.choices[number]
-        parser = self._parser(Opening(gathered.opening, gathered.calls))
-        deltas = joined([*parser.feed(gathered.text), *parser.finish()])
-        has_calls = any(isinstance(delta, CallStart) for delta in deltas)
-        return deltas, reason_of(gathered.done, has_calls and not parser.in_call)
+    def _parser(self, opening: Opening) -> ReplyParser:
+        tools, choice = self.requests[0].tools, self.requests[0].tool_choice
+        return ReplyParser(
+            opening.calls if tools and choice != "none" else None, opening.mark, tools
+        )
+
+    def _more(self, number: int, delta: Delta, shown: Sequence[Shown]) -> Iterator[Chunk]:
+        if isinstance(delta, CallStart):
+            yield from self._begin(number, "call", delta.name, shown)
+            return
+        blocks = self.written[number].blocks
+        kind = {Content: "text", Reasoning: "reasoning"}.get(type(delta), "call")
+        if not blocks or blocks[-1].kind != kind:
+            yield from self._begin(number, kind)
+        blocks[-1].text += delta.text
+        yield from self.added(number, blocks[-1], delta.text, shown)
+
+    def _begin(
+        self, number: int, kind: str, name: str = "", shown: Sequence[Shown] = ()
+    ) -> Iterator[Chunk]:
+        blocks = self.written[number].blocks
+        if blocks:
+            yield from self.closed(blocks[-1], is_whole=True)
+        n_calls = sum(block.kind == "call" for block in blocks)
+        id_ = f"call_{uuid4().hex[:24]}" if kind == "call" else ""
+        blocks.append(Block(kind, len(blocks), n_calls, id_, name))
+        yield from self.begun(number, blocks[-1], shown)
 
     def progress(self, number: int, progress: Mapping[str, int]) -> Iterable[Chunk]:
         """The events for a part of the prompt that was read."""
         return ()
 
-    @abstractmethod
-    def delta(self, number: int, delta: Delta, shown: Sequence[Shown]) -> Iterable[Chunk]:
-        """The events for more of a choice. ``shown`` are the tokens that came with it, if their
+    def begun(self, number: int, block: Block, shown: Sequence[Shown]) -> Iterable[Chunk]:
+        """The events for a block that begins. ``shown`` are the tokens that came with it, if their
         probabilities are asked for."""
+        return ()
 
     @abstractmethod
-    def ended(self, number: int, reason: str) -> Iterable[Chunk]:
-        """The events for the end of a choice."""
+    def added(
+        self, number: int, block: Block, text: str, shown: Sequence[Shown]
+    ) -> Iterable[Chunk]:
+        """The events for more of a block."""
 
-    def _parser(self, opening: Opening) -> ReplyParser:
-        calls = opening.calls if self.asked.uses_tools else None
-        return ReplyParser(calls, opening.mark, self.asked.tools)
+    def closed(self, block: Block, *, is_whole: bool) -> Iterable[Chunk]:
+        """The events for a block that has ended."""
+        return ()
+
+    @abstractmethod
+    def ended(self, number: int, reason: str, done: Done) -> Iterable[Chunk]:
+        """The events for the end of a choice, for a ``reason`` in OpenAI's words."""
 
 
 def reason_of(done: Done | None, has_calls: bool = False) -> str:
@@ -156,49 +229,3 @@ def reason_of(done: Done | None, has_calls: bool = False) -> str:
     if done is None or done.finish_reason != "stop":
         return "length"
     return "tool_calls" if has_calls else "stop"
-
-
-class _Stream(StreamingResponse):
-    """Server-sent events. A client that goes away ends the work."""
-
-    def __init__(self, reply: Reply) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__((), headers=headers, media_type="text/event-stream")
-        self._reply = reply
-        self._n_sent = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._reply.replies.close()
-
-    async def stream_response(self, send: Send) -> None:
-        headers = self.raw_headers
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        pinging = asyncio.ensure_future(self._ping(send))
-        try:
-            async for chunk in self._reply.chunks():
-                self._n_sent += 1
-                await send(self._written(chunk))
-        except Exception as error:
-            await send(self._written(error_body(str(error), 500)))
-            raise
-        finally:
-            pinging.cancel()
-        await send({"type": "http.response.body", "body": b""})
-
-    def _written(self, chunk: Chunk) -> Message:
-        """An event as it is sent."""
-        data = f"data: {chunk if isinstance(chunk, str) else dumps(chunk)}\n\n"
-        if self._reply.has_names and "type" in chunk:  # not an error that nobody expected
-            data = f"event: {chunk['type']}\n{data}"  # type: ignore[index]
-        return {"type": "http.response.body", "body": data.encode(), "more_body": True}
-
-    async def _ping(self, send: Send) -> None:
-        while True:
-            n_sent = self._n_sent
-            await asyncio.sleep(PING_SECONDS)
-            if self._n_sent == n_sent:
-                comment = {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
-                await send(self._written({"type": "ping"}) if self._reply.has_names else comment)

@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from app.api.body import Posted, Tagged
-from app.api.errors import ApiError
-from app.api.sampling import MOST_LISTED
-from app.api.schemas import ToolChoice
-from app.api.translated import defined, refuse
+from app.api.errors import ApiError, unsupported
+from app.api.json_text import dumps
+from app.api.requests import MOST_LISTED, Choice, Posted, Tagged, ToolChoice
 
 _DEFAULT = "functions"  # OpenAI's name for what is in no namespace
 _LONGEST = 64  # characters of a name
@@ -107,7 +105,7 @@ class Offered:
         plain = {"type": "function_call", "name": name, "arguments": ""}
         return {**self._calls.get(name, plain)}
 
-    def choice(self, choice: str | ToolChoice) -> str | ToolChoice:
+    def choice(self, choice: Choice) -> Choice:
         """The choice as a chat completion has it. Raises ApiError."""
         if isinstance(choice, str):
             return choice
@@ -118,7 +116,9 @@ class Offered:
 
     def _chosen(self, choice: ToolChoice) -> str:
         if choice.type not in _CALLED:
-            raise refuse("tool_choice", f"tools of the type {choice.type!r:.40} do not run here")
+            raise unsupported(
+                "tool_choice", f"tools of the type {choice.type!r:.40} do not run here"
+            )
         wanted = choice.name or choice.type
         for (namespace, name), known in self._names.items():
             if wanted in (name, known) and choice.namespace in (None, namespace):
@@ -139,3 +139,11 @@ def _short(name: str, namespace: str) -> str:
     """Another name, which no other tool has."""
     digest = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
     return f"{name[: _LONGEST - 9]}_{digest}"
+
+
+def defined(tool: dict[str, Any]) -> str:
+    """The definition of a chat completion's tool, for a message. The tool is marked, so that the
+    prompt's beginning, with the list of tools, stays as it was before and in the cache."""
+    tool["in_message"] = True
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return f"<function>{dumps(function)}</function>"

@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field, PrivateAttr, model_validator
 
-from app.api.body import Call, Posted, Tagged
-from app.api.errors import ApiError
-from app.api.facts import timings, token_logprobs
+from app.api.body import Call
+from app.api.errors import ApiError, unsupported
+from app.api.facts import Gathered, Shown, timings, token_logprobs
 from app.api.history import History
 from app.api.json_text import finite
-from app.api.replies import Gathered, Shown, answer
-from app.api.response_tools import Offered, Tool
-from app.api.sampling import MOST_LISTED
-from app.api.schemas import (
+from app.api.reply import Block, Chunk, Conversation, new_id
+from app.api.requests import (
+    MOST_LISTED,
     MOST_MESSAGES,
-    ChatCompletion,
+    Chat,
+    Choice,
     Content,
-    ContentPart,
     Message,
+    OneReply,
+    Part,
     Parts,
-    ToolChoice,
+    Posted,
+    ResponseFormat,
+    Tagged,
+    Talk,
 )
-from app.api.service import Service, memory_of
-from app.api.translated import (
-    Block,
-    Blocks,
-    SseEvent,
-    chat_completion,
-    new_id,
-    refuse,
-)
-from app.worker.messages import ChatRequest, Done, Render
+from app.api.response_tools import Offered, Tool
+from app.api.service import Engine, memory_of
+from app.worker.messages import Done
 from speculation.chat.reasoning import find_reasoning
 from speculation.chat.tools import object_of
 
+router = APIRouter(route_class=Call)
+
 
 class TextConfig(Posted):
-    format: dict[str, Any] = Field(default_factory=dict)
+    format: ResponseFormat | None = None
 
 
 class ReasoningConfig(Posted):
@@ -81,57 +81,68 @@ def _as_items(given: Any) -> Any:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-class ResponsesRequest(Posted, extra="allow"):
-    """A request for a response. Other fields are those of a chat completion."""
+class ResponsesRequest(Chat):
+    """A request for a response."""
 
     input: Annotated[list[Item], Field(max_length=MOST_MESSAGES), BeforeValidator(_as_items)]
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
-    stream: bool = False
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_tokens: int = Field(
+        -1, ge=1, validation_alias=AliasChoices("max_output_tokens", "n_predict", "max_tokens")
+    )
     include: list[str] = Field(default_factory=list)
-    top_logprobs: int | None = None
     text: TextConfig = TextConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
-    tools: list[Tool] = Field([], max_length=MOST_LISTED)
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice = "auto"
-    parallel_tool_calls: bool = True
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_LISTED)
+    tool_choice: Choice = "auto"
     metadata: dict[str, Any] = Field(default_factory=dict)
+    n: OneReply = 1
     # These would change what is answered, or when.
     background: bool = False
     conversation: Any = None
     prompt: Any = None
+    _before: list[Item] = PrivateAttr([])  # the items of the responses before it
+    _offered: Offered
 
-    def chat(self, items: Sequence[Item], tools: Offered) -> ChatCompletion:
-        """The chat completion for a conversation of ``items``. Raises ApiError."""
+    @model_validator(mode="after")
+    def _in_our_words(self) -> ResponsesRequest:
+        self.response_format, self.reasoning_effort = self.text.format, self.reasoning.effort
+        return self
+
+    @property
+    def n_probs(self) -> int | None:
+        return self.top_logprobs if "message.output_text.logprobs" in self.include else None
+
+    def follow(self, history: History, owner: str) -> None:
+        """Go on from the response before it. Raises ApiError if that is not kept."""
+        if self.previous_response_id is not None:
+            before = history.get(self.previous_response_id, owner).items
+            self._before = [Item.model_validate(item) for item in before]
+
+    @property
+    def items(self) -> list[Item]:
+        """All items of the conversation."""
+        return [*self._before, *self.input]
+
+    def call(self, name: str) -> dict[str, Any]:
+        """The item of a call, by the name that the model knows."""
+        return self._offered.call(name)
+
+    def talk(self) -> Talk:
         if self.background:
-            raise refuse("background", "stream the response instead")
+            raise unsupported("background", "stream the response instead")
         if self.conversation is not None:
-            raise refuse("conversation", "give previous_response_id, or all items as input")
+            raise unsupported("conversation", "give previous_response_id, or all items as input")
         if self.prompt is not None:
-            raise refuse("prompt", "this server keeps no prompts; give instructions and input")
-        messages = messages_of(items, tools)
+            raise unsupported("prompt", "this server keeps no prompts; give instructions and input")
+        given = [item.tools for item in self.items if item.type != "tool_search_output"]
+        self._offered = Offered(chain(self.tools, *given))
+        messages = messages_of(self.items, self._offered)
         if self.instructions is not None:
             messages.insert(0, Message(role="system", content=self.instructions))
-        wants_logprobs = "message.output_text.logprobs" in self.include
-        return chat_completion(
-            {
-                **(self.model_extra or {}),
-                "messages": messages,
-                "model": self.model,
-                "stream": self.stream,
-                "max_completion_tokens": self.max_output_tokens,
-                "logprobs": wants_logprobs,
-                "top_logprobs": self.top_logprobs if wants_logprobs else None,
-                "response_format": self.text.format or None,
-                "reasoning_effort": self.reasoning.effort,
-                "tools": tools.functions,
-                "tool_choice": tools.choice(self.tool_choice),
-                "parallel_tool_calls": self.parallel_tool_calls,
-            }
-        )
+        choice = self._offered.choice(self.tool_choice)
+        return Talk(messages=messages, tools=self._offered.functions, tool_choice=choice)
 
 
 def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
@@ -155,7 +166,7 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
             messages.append(Message(role=item.role, content=parts))
         elif item.type == "reasoning":
             texts = [part if isinstance(part, str) else part.text for part in parts or item.summary]
-            turn([ContentPart(type="reasoning", text=text) for text in texts])
+            turn([Part(type="reasoning", text=text) for text in texts])
         elif item.type in ("function_call", "custom_tool_call", "tool_search_call"):
             is_text = item.type == "custom_tool_call"
             function = {
@@ -174,68 +185,47 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
     return messages
 
 
-def routes(service: Service) -> APIRouter:
-    """The routes that ``service`` answers."""
-    router, history = APIRouter(route_class=Call), History()
-
-    def conversation(asked: ResponsesRequest, http: Request) -> tuple[list[Item], Offered]:
-        """All items, those before this request included, and the tools that they and it have."""
-        items = asked.input
-        if asked.previous_response_id is not None:
-            before = history.get(asked.previous_response_id, memory_of(http)).items
-            items = [*map(Item.model_validate, before), *items]
-        given = [item.tools for item in items if item.type != "tool_search_output"]
-        return items, Offered(chain(asked.tools, *given))
-
-    @router.post("/v1/responses")
-    @router.post("/responses")
-    async def respond(asked: ResponsesRequest, http: Request) -> Response:
-        items, tools = conversation(asked, http)
-        chat = asked.chat(items, tools)
-        requests = await service.chat_requests(chat, http)
-
-        def keep(response: Mapping[str, Any]) -> None:
-            if asked.store:
-                before = [item.model_dump(exclude_unset=True) for item in items]
-                history.add(memory_of(http), response, [*before, *response["output"]])
-
-        return await ResponseReply(service, asked, tools, chat, requests, keep).answer()
-
-    @router.post("/v1/responses/input_tokens")
-    @router.post("/responses/input_tokens")
-    async def count(asked: ResponsesRequest, http: Request) -> dict[str, Any]:
-        request = (await service.chat_requests(asked.chat(*conversation(asked, http)), http))[0]
-        found = await answer(service.backend, Render(request))
-        return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
-
-    @router.get("/v1/responses/{id_}")
-    async def retrieve(id_: str, http: Request) -> Response:
-        return JSONResponse(finite(history.get(id_, memory_of(http)).response))
-
-    @router.delete("/v1/responses/{id_}")
-    async def delete(id_: str, http: Request) -> dict[str, Any]:
-        history.get(id_, memory_of(http), remove=True)
-        return {"id": id_, "object": "response", "deleted": True}
-
-    return router
+@router.post("/v1/responses")
+@router.post("/responses")
+async def respond(asked: ResponsesRequest, http: Request, service: Engine) -> Response:
+    asked.follow(service.history, memory_of(http))
+    requests = await service.chat_requests(asked, http)
+    return await ResponseReply(service, asked, requests, memory_of(http)).answer()
 
 
-class ResponseReply(Blocks):
-    """The answer as a response."""
+@router.post("/v1/responses/input_tokens")
+@router.post("/responses/input_tokens")
+async def count(asked: ResponsesRequest, http: Request, service: Engine) -> dict[str, Any]:
+    asked.follow(service.history, memory_of(http))
+    n_tokens = (await service.rendered(asked, http)).n_tokens
+    return {"object": "response.input_tokens", "input_tokens": n_tokens}
 
-    def __init__(
-        self,
-        service: Service,
-        asked: ResponsesRequest,
-        tools: Offered,
-        chat: ChatCompletion,
-        requests: Sequence[ChatRequest],
-        keep: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        """``keep`` is given the response when it has ended."""
-        sampling = requests[0].sampling
-        given = asked.model_dump(include={"tool_choice", "tools"}, exclude_unset=True)
-        response = {
+
+@router.get("/v1/responses/{id_}")
+async def retrieve(id_: str, http: Request, service: Engine) -> Response:
+    return JSONResponse(finite(service.history.get(id_, memory_of(http)).response))
+
+
+@router.delete("/v1/responses/{id_}")
+async def delete(id_: str, http: Request, service: Engine) -> dict[str, Any]:
+    service.history.get(id_, memory_of(http), remove=True)
+    return {"id": id_, "object": "response", "deleted": True}
+
+
+@dataclass
+class ResponseReply(Conversation[ResponsesRequest]):
+    """The answer as a response; its ``owner`` may go on from it later."""
+
+    owner: str
+    has_names: ClassVar = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked, sampling = self.asked, self.requests[0].sampling
+        given = asked.model_dump(
+            include={"tool_choice", "tools", "text"}, exclude_unset=True, by_alias=True
+        )
+        self._response: dict[str, Any] = {
             "id": new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -244,9 +234,9 @@ class ResponseReply(Blocks):
             "error": None,
             "incomplete_details": None,
             "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            "max_output_tokens": asked.limit,
             "metadata": asked.metadata,
-            "model": service.name(),
+            "model": self.model,
             "output": [],
             "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
@@ -254,55 +244,58 @@ class ResponseReply(Blocks):
             "service_tier": "default",
             "store": asked.store,
             "temperature": sampling.get("temperature"),
-            "text": {"format": asked.text.format or {"type": "text"}},
+            "text": {"format": {"type": "text"}, **given.get("text", {})},
             "tool_choice": given.get("tool_choice", "auto"),
             "tools": given.get("tools", []),
-            "top_logprobs": asked.top_logprobs or 0,
+            "top_logprobs": asked.top_logprobs,
             "top_p": sampling.get("top_p", 1.0),
             "truncation": "disabled",
             "usage": None,
             "user": None,
         }
-        super().__init__(service, chat, requests, response)
-        self._tools, self._keep = tools, keep
         self._n_events = 0
         self._item: dict[str, Any] = {}
         self._logprobs: list[Any] = []
 
-    def start(self) -> Iterator[SseEvent]:
+    def start(self) -> Iterator[Chunk]:
         for kind in ("created", "in_progress"):
             yield self._whole(f"response.{kind}")
 
-    def progress(self, number: int, progress: Mapping[str, int]) -> Iterator[SseEvent]:
-        """llama-server's event for a part of the prompt that was read."""
+    def progress(self, number: int, progress: Mapping[str, int]) -> Iterator[Chunk]:
         yield {**self._whole("response.in_progress"), "prompt_progress": progress}
 
-    def finished(self, reason: str, counts: Mapping[str, Any], done: Done) -> Iterator[SseEvent]:
-        self.body["status"] = "incomplete" if reason == "length" else "completed"
-        if reason == "length":
-            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
-        cached = counts["prompt_tokens_details"]["cached_tokens"]
-        found = {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": _n_reasoning(self.replies.choices[0])},
-            "total_tokens": counts["total_tokens"],
-        }
-        self.body |= {"usage": found, "completed_at": int(time.time())}
-        yield {**self._whole(f"response.{self.body['status']}"), "timings": timings(done)}
-        self._keep(self.body)
+    def whole(self) -> dict[str, Any]:
+        return self._response
 
-    def failed(self, error: ApiError) -> Iterator[SseEvent]:
+    def ended(self, number: int, reason: str, done: Done) -> Iterator[Chunk]:
+        status = "incomplete" if reason == "length" else "completed"
+        if reason == "length":
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        choice = self.replies.choices[number]
+        counts = {
+            "input_tokens": done.n_prompt,
+            "input_tokens_details": {"cached_tokens": done.n_reused, "cache_write_tokens": 0},
+            "output_tokens": done.n_tokens,
+            "output_tokens_details": {"reasoning_tokens": _n_reasoning(choice)},
+            "total_tokens": done.n_prompt + done.n_tokens,
+        }
+        self._response |= {"status": status, "usage": counts, "completed_at": int(time.time())}
+        if self.asked.store:
+            before = [item.model_dump(exclude_unset=True) for item in self.asked.items]
+            items = [*before, *self._response["output"]]
+            self.service.history.add(self.owner, self._response, items)
+        yield {**self._whole(f"response.{status}"), "timings": timings(done)}
+
+    def failed(self, error: ApiError) -> Iterator[Chunk]:
         code = "server_error" if error.status >= 500 else "invalid_prompt"
         told = {"code": error.facts.get("code", code), "message": error.message}
         yield self._event("error", **told, param=error.facts.get("param"))
-        self.body |= {"status": "failed", "error": told}
+        self._response |= {"status": "failed", "error": told}
         yield self._whole("response.failed")
 
-    def begun(self, block: Block) -> Iterator[SseEvent]:
+    def begun(self, number: int, block: Block, shown: Sequence[Shown]) -> Iterator[Chunk]:
         if block.kind == "call":
-            item: dict[str, Any] = self._tools.call(block.name)
+            item: dict[str, Any] = self.asked.call(block.name)
             kind = {"function_call": "fc", "custom_tool_call": "ctc"}.get(item["type"], "tsc")
             item |= {"id": new_id(kind), "call_id": block.id}
         elif block.kind == "text":
@@ -310,23 +303,25 @@ class ResponseReply(Blocks):
         else:
             item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
         self._item, self._logprobs = {**item, "status": "in_progress"}, []
-        self.body["output"].append(self._item)
+        self._response["output"].append(self._item)
         yield self._event("response.output_item.added", output_index=block.index, item=self._item)
         if block.kind != "call":
             yield self._part("response.content_part.added", block, part=self._content(block))
 
-    def added(self, block: Block, text: str, shown: Sequence[Shown]) -> Iterator[SseEvent]:
+    def added(
+        self, number: int, block: Block, text: str, shown: Sequence[Shown]
+    ) -> Iterator[Chunk]:
         if block.kind == "call":
             if self._item["type"] == "function_call":  # others' JSON holds what the client gets
                 yield self._of("response.function_call_arguments.delta", block, delta=text)
         elif block.kind == "text":
-            logprobs = token_logprobs([token.chances for token in shown])
+            logprobs = token_logprobs(shown)
             self._logprobs += logprobs
             yield self._part("response.output_text.delta", block, delta=text, logprobs=logprobs)
         else:
             yield self._part("response.reasoning_text.delta", block, delta=text)
 
-    def closed(self, block: Block, *, is_whole: bool) -> Iterator[SseEvent]:
+    def closed(self, block: Block, *, is_whole: bool) -> Iterator[Chunk]:
         item = self._item
         item["status"] = "completed" if is_whole else "incomplete"
         if item["type"] == "function_call":
@@ -356,20 +351,20 @@ class ResponseReply(Blocks):
         more = {"annotations": [], "logprobs": list(self._logprobs)}
         return {"type": "output_text", "text": block.text, **more}
 
-    def _event(self, kind: str, **fields: Any) -> SseEvent:
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = {"type": kind, "sequence_number": self._n_events, **fields}
         self._n_events += 1
         return event
 
-    def _of(self, kind: str, block: Block, **fields: Any) -> SseEvent:
+    def _of(self, kind: str, block: Block, **fields: Any) -> dict[str, Any]:
         """An event of the item that is being written."""
         return self._event(kind, item_id=self._item["id"], output_index=block.index, **fields)
 
-    def _part(self, kind: str, block: Block, **fields: Any) -> SseEvent:
+    def _part(self, kind: str, block: Block, **fields: Any) -> dict[str, Any]:
         return self._of(kind, block, content_index=0, **fields)
 
-    def _whole(self, kind: str) -> SseEvent:
-        return self._event(kind, response=self.body)
+    def _whole(self, kind: str) -> dict[str, Any]:
+        return self._event(kind, response=self._response)
 
 
 def _n_reasoning(choice: Gathered) -> int:

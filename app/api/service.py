@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from app.api.errors import ApiError
+from app.api.history import History
 from app.api.replies import Replies, answer
-from app.api.sampling import LONGEST_STOP, MOST_BIASES, Sampling
-from app.api.schemas import ChatCompletion, Completion, prompts_of
+from app.api.requests import LONGEST_STOP, MOST_BIASES, Chat, Completion, Sampling, prompts_of
 from app.api.switching import Models
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
-
-log = logging.getLogger(__name__)
+from app.worker.messages import (
+    Answer,
+    ChatRequest,
+    Failed,
+    LoadedModel,
+    ModelFacts,
+    Render,
+    Tokenize,
+)
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 MOST_PROMPTS = 512
@@ -40,6 +44,7 @@ class Service:
     max_tokens  of a reply, whatever the request says; None = the context
     seconds     that a call may take
     models      which one answers; None = the loaded one, whatever a call names
+    history     the responses that are kept
     """
 
     backend: Backend
@@ -49,6 +54,7 @@ class Service:
     max_tokens: int | None = None
     seconds: float = 3600.0
     models: Models | None = None
+    history: History = field(default_factory=History)
 
     def model(self) -> LoadedModel:
         """The loaded model. Raises ApiError while there is none."""
@@ -81,26 +87,15 @@ class Service:
         if self.models is not None:
             await self.models.take(asked, http)
 
-    async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
+    async def chat_requests(self, asked: Chat, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
-        request = ChatRequest(
-            messages=asked.conversation(),
-            thinking=asked.thinking,
-            logprobs=asked.n_probs,
-            tools=tuple(asked.tools),
-            tool_choice=asked.choice,
-            parallel_tool_calls=asked.parallel_tool_calls,
-            template_kwargs=asked.template_kwargs,
-            continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
-            prediction=asked.prediction.content if asked.prediction is not None else "",
-            show_prompt=asked.verbose,
-            thinking_budget=asked.thinking_budget,
-            **await self._common(asked, http),
-        )
-        if asked.left_out:
-            _tell_left_out(asked.left_out)
+        request = ChatRequest(**asked.request(), **await self._common(asked, http))
         self._check_size(request)
         return _repeated(request, asked.n)
+
+    async def rendered(self, asked: Chat, http: Request) -> Answer:
+        """A chat's prompt, and how many tokens it has."""
+        return await answer(self.backend, Render((await self.chat_requests(asked, http))[0]))
 
     async def completion_requests(
         self, asked: Completion, http: Request
@@ -198,10 +193,12 @@ class Service:
         return {**found, "logit_bias": bias} if bias else found
 
 
-@lru_cache(64)
-def _tell_left_out(kinds: tuple[str, ...]) -> None:
-    """Say once which types of tools the model is not offered: agents give them in each request."""
-    log.warning("left out tools that nobody here can run: %s", ", ".join(map(repr, kinds))[:200])
+def _service(http: Request) -> Service:
+    service: Service = http.app.state.service
+    return service
+
+
+Engine = Annotated[Service, Depends(_service)]  # of a route
 
 
 def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import ApiError
-from app.api.replies import last_event, while_connected
+from app.api.replies import last_event
 from app.worker.backend import Backend
-from app.worker.messages import Failed, ModelSpec, Unload
+from app.worker.messages import Event, Failed, ModelSpec, Unload
 from app.worker.wording import failure
 from speculation.registry import PAIRED, ModelEntry, is_local
 from speculation.registry.local import known_models
@@ -28,14 +27,6 @@ from speculation.registry.local import known_models
 KNOWN_SECONDS = 10.0  # for which the list of models holds
 POLL_SECONDS = 0.05  # between two looks at somebody else's load
 _HELD = "held models"  # in a call's scope: what it releases at its end
-
-
-@dataclass
-class _Waiting:
-    """A call that waits for a model."""
-
-    model: str
-    admitted: asyncio.Future[None]
 
 
 class Models:
@@ -59,8 +50,10 @@ class Models:
         self._last = self._first.model  # the one that was loaded last
         self._idle_seconds = idle_seconds
         self._n_users = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._task: asyncio.Task[None] | None = None  # a load or unload
+        self._unused = asyncio.Event()  # while there are no users
+        self._unused.set()
+        self._gate = asyncio.Lock()  # which calls pass in order
+        self._task: asyncio.Task[Event] | None = None  # a load or unload
         self._timer: asyncio.TimerHandle | None = None
         self._known: tuple[float, dict[str, ModelEntry]] = (0.0, {})
 
@@ -76,7 +69,7 @@ class Models:
         """
         wanted, is_named = await self._wanted(asked)
         if self.switches and is_named:
-            await while_connected(http, self._end_of_load())
+            await self._end_of_load()
         status = self._backend.status()
         is_loading = self._task is None and status.loading is not None
         has_begun = status.model is not None or status.error is not None or self.is_asleep
@@ -85,7 +78,7 @@ class Models:
             return  # nothing is switched, or this call holds a model already
         if is_loading or not (has_begun or self._task):
             return  # somebody else loads a model: this call will hear of it
-        await while_connected(http, self._turn(wanted, holds))
+        await self._turn(wanted, holds)
 
     async def others(self) -> list[dict[str, Any]]:
         """The models beside the loaded one, for a list of models."""
@@ -158,59 +151,52 @@ class Models:
 
         Raises ApiError if it cannot be loaded.
         """
-        waiting = _Waiting(model, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        self._advance()
         try:
-            await waiting.admitted
-        finally:
-            if not waiting.admitted.done():
-                waiting.admitted.cancel()
-            elif not waiting.admitted.cancelled() and waiting.admitted.exception() is None:
-                holds.append(self._release)  # even if the client leaves just then
-            self._advance()
-
-    def _advance(self) -> None:
-        """Admit the calls that can be, in order."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._waiting and self._task is None:
-            first = self._waiting[0]
-            if first.admitted.done():  # its client has left
-                self._waiting.popleft()
-            elif first.model == self._current():
-                self._waiting.popleft()
+            async with self._gate:
+                while self._task is not None or model != self._current():
+                    if self._task is not None:  # which goes on if this client leaves
+                        await asyncio.wait([self._task])
+                        continue
+                    await self._unused.wait()
+                    if model != self._current():
+                        self._task = asyncio.ensure_future(self._load(model))
+                        last = await asyncio.shield(self._task)
+                        if isinstance(last, Failed):
+                            raise ApiError.of(last)
                 self._n_users += 1
-                first.admitted.set_result(None)
-            elif self._n_users == 0:
-                self._task = asyncio.ensure_future(self._load(first))
-            else:
-                return
-        is_idle = not (self._waiting or self._n_users or self._task or self.is_asleep)
-        if is_idle and self._idle_seconds is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._idle_seconds, self._begin_unload)
+                self._unused.clear()
+                holds.append(self._release)
+        finally:
+            self._rest()
 
     def _release(self) -> None:
         """A call has ended."""
         self._n_users -= 1
-        self._advance()
+        if not self._n_users:
+            self._unused.set()
+        self._rest()
 
-    async def _load(self, first: _Waiting) -> None:
-        """Load the model of the call that is next."""
+    def _rest(self) -> None:
+        """Free the model later, if nobody uses it until then."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        is_idle = not (self._n_users or self._gate.locked() or self._task or self.is_asleep)
+        if is_idle and self._idle_seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._idle_seconds, self._begin_unload)
+
+    async def _load(self, model: str) -> Event:
         try:
-            try:
-                last = await last_event(self._backend.load(self._spec(first.model)))
-            except Exception as error:  # such as a system without another process
-                last = failure(error)
+            last = await last_event(self._backend.load(self._spec(model)))
             if not isinstance(last, Failed):
-                self._last, self.is_asleep = first.model, False
-            elif not first.admitted.done():
-                first.admitted.set_exception(ApiError.of(last))
+                self._last, self.is_asleep = model, False
+            return last
+        except Exception as error:  # such as a system without another process
+            return failure(error)
         finally:
             self._task = None
-            self._advance()
+            self._rest()
 
     def _spec(self, model: str) -> ModelSpec:
         """How to load a model: as the first one, but for what belongs to that alone."""
@@ -232,14 +218,14 @@ class Models:
         if self._current() is not None and self._task is None:
             self._task = asyncio.ensure_future(self._unload())
 
-    async def _unload(self) -> None:
+    async def _unload(self) -> Event:
         try:
             self._last = self._current() or self._last
             last = await last_event(self._backend.ask(Unload()))
             self.is_asleep = not isinstance(last, Failed)
+            return last
         finally:
             self._task = None
-            self._advance()
 
 
 class HoldModels:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from app.api.json_text import dumps
 
-PING_SECONDS = 15.0
 MOST_BYTES = 4 * 2**20  # of the events that are kept
 
 
@@ -74,16 +73,7 @@ class Feed:
                 if last < self._dropped:
                     break
             else:
-                if not await self._has_news():
-                    yield b": ping\n\n"
-
-    async def _has_news(self) -> bool:
-        """Wait for the next event; False if none comes for ``PING_SECONDS``."""
-        waiting = asyncio.ensure_future(self._news.wait())
-        try:
-            return bool((await asyncio.wait([waiting], timeout=PING_SECONDS))[0])
-        finally:
-            waiting.cancel()
+                await self._news.wait()
 
     def _next(self, last: int) -> Sent | None:
         """The first event that is kept and comes after ``last``. Ids have no gaps."""

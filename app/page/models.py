@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,6 +17,7 @@ from pydantic import BaseModel, Field
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.service import memory_of
+from app.guard import is_loopback
 from app.page.chats import Chats
 from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec
@@ -305,7 +305,7 @@ def require_trusted(http: Request, owner: Owner) -> None:
     others than one person can use the server."""
     is_known = not owner or memory_of(http)
     host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
-    if not (is_known or (host and ip_address(host).is_loopback)):
+    if not (is_known or is_loopback(host)):
         raise ApiError(
             "This server has no API key, so only its own machine may load files by their path, "
             "download models or look at the Hub. Start it with --api-key-file to allow it with a "

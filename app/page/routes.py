@@ -20,6 +20,7 @@ from app.api.body import Limited
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import while_connected
+from app.api.sse import EventStream, with_pings
 from app.page import steps
 from app.page.apart import Apart, Unreadable
 from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
@@ -34,6 +35,7 @@ from app.store import NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
+PING_SECONDS = 15.0
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
 
@@ -51,19 +53,9 @@ class GivenFile(BaseModel):
     kept: int | None = None
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events, compressed one by one if the client takes that: what is sent again while
-    a block grows then costs next to nothing."""
-
-    def __init__(self, http: Request, chunks: AsyncIterator[bytes]) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        if "gzip" in http.headers.get("accept-encoding", ""):
-            headers["content-encoding"] = "gzip"
-            chunks = _compressed(chunks)
-        super().__init__(chunks, headers=headers, media_type="text/event-stream")
-
-
 async def _compressed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events, compressed one by one: what is sent again while a block grows then costs next to
+    nothing."""
     packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
     async for chunk in chunks:
         yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
@@ -142,7 +134,11 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         last = http.headers.get("last-event-id", after)
         if not watching:
             watching.append(asyncio.ensure_future(watch_status()))
-        return EventStream(http, feed.events(owner, int(last) if last.isdecimal() else None))
+        found = feed.events(owner, int(last) if last.isdecimal() else None)
+        chunks = with_pings(found, PING_SECONDS)
+        if "gzip" not in http.headers.get("accept-encoding", ""):
+            return EventStream(chunks)
+        return EventStream(_compressed(chunks), {"content-encoding": "gzip"})
 
     # Chats
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from app.worker.events import Events
 from app.worker.messages import ChatRequest, ModelSpec, Question, Report, Status
@@ -35,9 +35,15 @@ class Backend(Protocol):
 
     def methods(self) -> tuple[MethodInfo, ...]:
         """All methods."""
-        return tuple(
-            MethodInfo(kind.name, kind.title, _parameters(kind.params)) for kind in METHODS.values()
-        )
+        found = []
+        for kind in METHODS.values():
+            helps = parameter_docs(kind.params)
+            parameters = [
+                Parameter(one.name, cast("Value", one.default), helps[one.name])
+                for one in dataclasses.fields(kind.params)
+            ]
+            found.append(MethodInfo(kind.name, kind.title, tuple(parameters)))
+        return tuple(found)
 
     def status(self) -> Status: ...
 
@@ -69,12 +75,3 @@ class Backend(Protocol):
     def close(self) -> bool:
         """Stop everything; return whether all has ended within a few seconds."""
         ...
-
-
-def _parameters(params: type[Any]) -> tuple[Parameter, ...]:
-    """The fields of a method's dataclass, with their help from its docstring."""
-    helps = parameter_docs(params)
-    return tuple(
-        Parameter(item.name, cast("Value", item.default), helps[item.name])
-        for item in dataclasses.fields(params)
-    )

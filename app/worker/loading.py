@@ -33,17 +33,17 @@ from batching.errors import InvalidParameter, MissingResource, SpeculationError
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.gguf.unsupported import check_model_file
-from batching.llama.computed_by import computed_by
 from batching.llama.context import ContextParams
 from batching.llama.devices import Placement
 from batching.llama.hardware import physical_cores
-from batching.llama.private_api import LIMITS
-from batching.watched import STEP_SECONDS, Watched
+from batching.watched import STEP_SECONDS, GivenUp, Watched, until
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
-from speculation.text import Text
+from speculation.reply import Reply
+from speculation.system.computed_by import computed_by
+from speculation.system.files import read_text
 
 DEFAULT_PARALLEL = 4  # texts written at a time
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
@@ -73,7 +73,7 @@ class Job:
         self.is_reply = isinstance(message, ChatRequest)
         lane = "embed" if isinstance(message, Embed) else lane
         self.lane = "load" if self.is_load else lane
-        self.text: Text | None = None
+        self.text: Reply | None = None
         self.n_ahead = 0
         self.is_taken = self.is_cancelled = self.has_begun = self.has_ended = False
         self._pass_on = pass_on
@@ -84,9 +84,6 @@ class Job:
             if not self.has_ended:
                 self.has_ended = isinstance(event, LAST)
                 self._pass_on(event)
-
-    def fail(self, error: Exception) -> None:
-        self.emit(failure(error))
 
     def waits(self, n_ahead: int, *, loading: bool = False) -> None:
         """Tell how many are ahead, if that has changed."""
@@ -102,9 +99,6 @@ class Job:
         is_named = isinstance(self.message, ModelSpec)
         what = f"loading {self.message.model}" if is_named else "the question"
         return Failed(f"{what} was stopped")
-
-    def was_cancelled(self) -> bool:
-        return self.is_cancelled
 
     def cancel(self) -> None:
         """Stop soon; at once if it has not begun."""
@@ -139,27 +133,26 @@ class ModelSlot:
         self._memory_model: str | None = None  # which the memory is of, once known
         self.engine: Engine | None = None
         self.is_closed = False
-        self._status = Status()
+        self.status = Status()
         self._n_loads = 0
         self._facts = ModelFacts()  # of the engine
         self._params = ContextParams()  # of the engine's context
 
-    @property
-    def status(self) -> Status:
-        return self._status
-
-    @status.setter
-    def status(self, status: Status) -> None:
-        if status.model is not None:
-            status = replace(status, facts=self._facts)
-        self._status = status
-        self._on_status(status)
+    def _publish(
+        self,
+        model: LoadedModel | None = None,
+        loading: Loading | None = None,
+        error: str | None = None,
+    ) -> None:
+        facts = ModelFacts() if model is None else self._facts
+        self.status = Status(model, loading, error, facts)
+        self._on_status(self.status)
 
     def load(self, job: Job, spec: ModelSpec) -> Event:
         """Replace the model: ``job`` emits Loading; returns the last event, Loaded or Failed.
 
         The old model can be used until the files of the new one are there and checked. If the load
-        fails or is stopped, the old model is restored.
+        fails or is stopped, the old model is restored. Raises GivenUp if it is stopped.
         """
         before, params_before, restored = self.status.model, self._params, ""
         try:
@@ -172,15 +165,15 @@ class ModelSlot:
                     if before is not None and not self.is_closed:
                         restored = f"\n{self._restore(job, before.spec, params_before)}"
                     raise
-                self.status = Status(loaded)
+                self._publish(loaded)
                 return Loaded(loaded)
-        except Stopped:
-            self.status = Status(self.status.model, error=self.status.error)
-            return job.stopped
+        except GivenUp:
+            self._publish(self.status.model, error=self.status.error)
+            raise
         except Exception as error:
             failed = failure(error)
             failed = replace(failed, message=failed.message + restored)
-            self.status = Status(self.status.model, error=failed.message)
+            self._publish(self.status.model, error=failed.message)
             return failed
 
     def _checked(self, job: Job, spec: ModelSpec) -> ContextParams:
@@ -191,15 +184,15 @@ class ModelSlot:
         path = self._fetch(job, spec.model)
         check_file(path)
         require_no_heads(path, METHODS.heads_kinds())
-        check_model_file(path, LIMITS)  # llama.cpp would abort, and the old model go with it
+        check_model_file(path)  # llama.cpp would abort, and the old model go with it
         for name in heads_for(spec.model, spec.heads):
             self._fetch(job, str(name))
         if spec.draft_model is not None:
             is_paired = spec.draft_model == PAIRED
             draft = paired_draft(spec.model) if is_paired else spec.draft_model
-            check_model_file(self._fetch(job, draft), LIMITS)
+            check_model_file(self._fetch(job, draft))
         if spec.embedding_model is not None:
-            check_model_file(self._fetch(job, spec.embedding_model), LIMITS)
+            check_model_file(self._fetch(job, spec.embedding_model))
         if params.n_threads is None:
             size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
             n_threads = threads_beside_browser(size, physical_cores())
@@ -209,7 +202,7 @@ class ModelSlot:
     def forget_error(self) -> None:
         """Clear the error of a failed load if the old model is still there."""
         if self.status.error is not None and self.status.model is not None:
-            self.status = Status(self.status.model)
+            self._publish(self.status.model)
 
     def _fetch(self, job: Job, name: str) -> Path:
         """The file of a name or path, downloaded if necessary."""
@@ -219,7 +212,7 @@ class ModelSlot:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
-        self.status = Status()
+        self._publish()
         devices = _free_devices(spec)
 
         watched = Watched(f"loading {spec.model}", STEP_SECONDS)
@@ -245,7 +238,7 @@ class ModelSlot:
             )
         if self.is_closed:
             engine.close()
-            raise Stopped
+            raise GivenUp
         self.engine = engine
         self._facts = facts_of(engine, devices)
         if remembers:
@@ -265,43 +258,36 @@ class ModelSlot:
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
-        """Load the old model again; return a message for the user."""
+        """Load the old model again, whoever stops; returns a message for the user."""
         try:
-            nobody_stops = Job(0, spec, job.emit)
-            self.status = Status(self._swap(nobody_stops, spec, params))
+            with until(lambda: False):
+                self._publish(self._swap(Job(0, spec, job.emit), spec, params))
         except Exception as error:
             message = failure(error).message
-            self.status = Status(error=message)
+            self._publish(error=message)
             return f"{spec.model} could not be loaded again: {message}"
         return f"{spec.model} is loaded again."
 
     def _tell(self, job: Job, loading: Loading) -> None:
-        """Publish a load's progress. Raises Stopped."""
+        """Publish a load's progress. Raises GivenUp."""
         if self.status.loading != loading and not job.is_cancelled:
-            self.status = Status(self.status.model, loading)
+            self._publish(self.status.model, loading)
             job.emit(loading)
         if job.is_cancelled:  # perhaps by whoever was told: no other word of it may come
-            raise Stopped
+            raise GivenUp
 
     def unload(self, job: Job) -> Event:
-        """Free the model once nobody uses it; returns the last event."""
-        try:
-            with self._alone(job):
-                self.close()
-                return Answer()
-        except Stopped:
-            return job.stopped
+        """Free the model once nobody uses it; returns the last event. Raises GivenUp."""
+        with self._alone(job):
+            self.close()
+            return Answer()
 
     def close(self) -> None:
         """Free the model. Idempotent."""
         if self.engine is not None:
             self.engine.close()
             self.engine = None
-        self.status = Status()
-
-
-class Stopped(Exception):
-    """Raised within a download or load to stop it. A partial download stays, to be resumed."""
+        self._publish()
 
 
 class _Bar:
@@ -337,13 +323,9 @@ def threads_beside_browser(n_bytes: int, n_cores: int) -> int:
 def _template(path: str | None) -> str | None:
     if path is None:
         return None
-    try:
-        if Path(path).exists() and not Path(path).is_file():  # a device may have no end
-            raise OSError(0, "it is not a file")
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidParameter(f"cannot read the chat template {path}: {reason}") from None
+    if Path(path).exists() and not Path(path).is_file():  # a device may have no end
+        raise InvalidParameter(f"the chat template {path} is not a file")
+    return read_text(Path(path))
 
 
 def _free_devices(spec: ModelSpec) -> tuple[tuple[str, int], ...]:

@@ -24,6 +24,7 @@ from app.worker.messages import (
 )
 from batching.errors import InvalidParameter
 from batching.llama.model import Model
+from batching.watched import checkpoint
 from speculation.chat.reasoning import thinking_marks
 from speculation.chat.template import (
     ChatOptions,
@@ -116,6 +117,8 @@ def answer_to(engine: Engine, question: Question) -> Answer:
         return Answer(tokens=tuple((token, piece(token)) for token in tokens))
     if isinstance(question, Detokenize):
         return Answer(_text(model, question.tokens))
+    if isinstance(question, Embed):
+        return _embedded(engine, question)
     assert isinstance(question, Render)
     request = question.request
     if request.messages:
@@ -127,8 +130,7 @@ def answer_to(engine: Engine, question: Question) -> Answer:
     return Answer(shown_prompt(engine, request, tokens), len(tokens))
 
 
-def embedded(engine: Engine, asked: Embed, check: Callable[[], object]) -> Answer:
-    """The answer to a question for vectors. ``check`` is called now and then, and may raise."""
+def _embedded(engine: Engine, asked: Embed) -> Answer:
     texts: list[str | Sequence[int]] = []
     for parts in asked.texts:
         if len(parts) == 1 and isinstance(parts[0], str):
@@ -138,7 +140,7 @@ def embedded(engine: Engine, asked: Embed, check: Callable[[], object]) -> Answe
             if len(ids) < len(parts):
                 raise InvalidParameter("an input has texts and token ids; give one or the other")
             texts.append(ids)
-    found = engine.embed(texts, check=check)
+    found = engine.embed(texts, check=checkpoint)
     return Answer(
         n_tokens=sum(found.n_tokens),
         vectors=tuple(vector.astype("<f4").tobytes() for vector in found.vectors),

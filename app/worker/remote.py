@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from math import inf
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,6 +59,7 @@ COMMAND = [sys.executable, "-m", "app.worker"]
 # A stopped or blocked process does not see that its parent has gone.
 _GUARDIAN = 'read -r line || kill -9 "$0"'
 PAUSES = (0, 10, 30, 60, 120, 300)  # seconds before a start, by the deaths in a row before it
+AGAIN = "again"  # the id of a load that nobody asked for
 
 
 class Process:
@@ -68,17 +68,18 @@ class Process:
     def __init__(
         self,
         arguments: list[str],
+        lock: threading.RLock,
         on_status: Callable[[Process, Status], None],
         on_death: Callable[[Process, str], str],
     ) -> None:
-        """``on_death`` is told why the process ended, unless ``close`` ended it, sets ``is_dead``,
-        and returns what those hear who waited."""
+        """``on_death`` is told why the process ended, unless ``close`` ended it, and returns what
+        those hear who waited. It is called with the ``lock``, as ``on_status`` is."""
+        self._lock = lock
         self._report = Report()  # as the process published it last
         self._on_status = on_status
         self._on_death = on_death
         self._requests: dict[int, tuple[str, Events]] = {}  # with the id that ``stop`` takes
         self._numbers = count(1)
-        self._lock = threading.Lock()
         self._is_closing = False
         self._n_heard = 0
         self._killed_for = ""
@@ -177,7 +178,8 @@ class Process:
             elif isinstance(message, Report):
                 self._report = message
             elif isinstance(message, Status):
-                self._on_status(self, message)
+                with self._lock:
+                    self._on_status(self, message)
             elif isinstance(message, Beat) and message.overdue:
                 self.kill(f"it took too long over {message.overdue}")
         self._died()
@@ -193,11 +195,11 @@ class Process:
         file = None if self._is_closing or not words else _keep(message, words)
         if file is not None:
             message = f"{message} Its last lines are in {file}."
-        if not self._is_closing:
-            message = self._on_death(self, message)
-            log.error("%s", message)
         with self._lock:
             self.is_dead = True
+            if not self._is_closing:
+                message = self._on_death(self, message)
+                log.error("%s", message)
             left = list(self._requests.values())
             self._requests.clear()
             self._report = Report()
@@ -256,14 +258,12 @@ class RemoteBackend(Backend):
         in ``load_method_file``: the engine's process runs its file, too."""
         self._arguments = [str(trace_batches or ""), str(memory or ""), method_file]
         self._common_memory = common_memory
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # for all below, and in the processes
         self._status = Status()
         self._worked: LoadedModel | None = None  # the last model that did
         self._wanted: ModelSpec | None = None  # asked for, and neither loaded nor refused yet
         self._n_deaths = 0  # since the last load that succeeded
-        self._start_at = inf  # when it is loaded again
-        self._timer: threading.Timer | None = None
-        self._again: Events | None = None  # of the load that nobody asked for
+        self._timer = threading.Timer(0, self._restart)
         self._is_closed = False
         with self._lock:
             self._process = self._started()
@@ -280,18 +280,18 @@ class RemoteBackend(Backend):
                 self._process = self._started()
                 if self._worked is not None and self._n_deaths < 2:
                     self._process.ask(self._worked.spec)  # it goes on until the new one is there
-            elif self._worked is None and self._again is not None:
-                self._again.close()  # it may end the process again
-            self._n_deaths, self._wanted, self._start_at = 0, spec, inf
-            return self._process.ask(spec, request_id) or self._gone()
+            elif self._worked is None:
+                self._process.stop(AGAIN)  # it may end the process again
+            self._n_deaths, self._wanted = 0, spec
+            return self._asked(spec, request_id)
 
     def reply(self, request: ChatRequest) -> Events:
         if request.memory == "":
             request = replace(request, memory=self._common_memory)
-        return self._ask(request, request.id)
+        return self._asked(request, request.id)
 
     def ask(self, question: Question) -> Events:
-        return self._ask(question)
+        return self._asked(question)
 
     def stop(self, request_id: str) -> None:
         self._process.stop(request_id)
@@ -302,90 +302,85 @@ class RemoteBackend(Backend):
             if self._is_closed:
                 return True
             self._is_closed = True
-            if self._timer is not None:
-                self._timer.cancel()
+            self._timer.cancel()
         # Without the lock, for which the process's own threads may wait.
-        return True if self._process.is_dead else self._process.close()
+        return self._process.is_dead or self._process.close()
 
-    def _ask(self, message: ChatRequest | Question, request_id: str = "") -> Events:
+    def _asked(self, message: ModelSpec | ChatRequest | Question, request_id: str = "") -> Events:
         with self._lock:
             events = self._process.ask(message, request_id)
-            if events is None:
-                self._start_if_due()
-                events = self._process.ask(message, request_id)
-            return events or self._gone()
-
-    def _gone(self) -> Events:
-        """The events of a request that no process takes."""
-        return failed(self._status.error or "the engine is closed", "no model")
+            return events or failed(self._status.error or "the engine is closed", "no model")
 
     def _started(self) -> Process:
-        return Process(self._arguments, self._take_status, self._take_death)
+        return Process(self._arguments, self._lock, self._take_status, self._take_death)
 
-    def _start_if_due(self) -> None:
-        """Load the model that worked last, or the first one again, if it is time: in a new process
-        if the old one has ended."""
+    def _restart(self) -> None:
+        """Load the model that worked last, or the first one again: in a new process if the old one
+        has ended."""
         with self._lock:
-            if time.monotonic() < self._start_at or self._is_closed:
+            if self._is_closed or not self._n_deaths:  # a load has come before the timer
                 return
-            self._start_at = inf
-            if self._process.is_dead:
-                self._process = self._started()
+            try:
+                if self._process.is_dead:
+                    self._process = self._started()
+            except OSError as error:  # such as too many open files
+                log.error("the engine's process does not start: %s", error)
+                self._n_deaths += 1
+                self._restart_later()
+                return
             spec = self._wanted if self._worked is None else self._worked.spec
             if spec is not None:
-                self._again = self._process.ask(spec)
+                self._process.ask(spec, AGAIN)
 
-    def _start_later(self) -> float:
-        """After a failure; returns the seconds until the next start."""
-        pause = PAUSES[min(self._n_deaths, len(PAUSES)) - 1]
-        self._start_at = time.monotonic() + 0.9 * pause  # a timer may be early
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = threading.Timer(pause, self._start_if_due)
+    @property
+    def _pause(self) -> float:
+        """Seconds from a failure to the next start."""
+        return PAUSES[min(self._n_deaths, len(PAUSES)) - 1]
+
+    def _restart_later(self) -> None:
+        """After a failure: at once, or after a pause."""
+        self._timer.cancel()
+        if not self._pause:
+            self._restart()
+            return
+        self._timer = threading.Timer(self._pause, self._restart)
         self._timer.daemon = True
         self._timer.start()
-        return pause
 
     def _take_status(self, process: Process, status: Status) -> None:
-        with self._lock:
-            if process is self._process:
-                self._take(status)
-
-    def _take(self, status: Status) -> None:
+        if process is not self._process:
+            return
+        is_down = self._status.is_down
         if status.model is not None:
             self._n_deaths, self._worked = 0, status.model
-            if status.loading is None:
+            if status.error is not None or status.model.spec == self._wanted:
                 self._wanted = None
             self._status = status
             return
-        is_down = self._status.is_down
+        has_failed = status.error is not None and self._status.error != status.error
         if status.error is not None:
             is_down, self._wanted = False, None
-            if self._worked is not None and self._status.error != status.error:
-                self._n_deaths += 1
-                self._start_later()
         model = self._worked if is_down else None
-        self._status = replace(status, model=model, is_down=is_down and model is not None)
+        self._status = replace(status, model=model, is_down=is_down)
+        if has_failed and self._worked is not None:
+            self._n_deaths += 1
+            self._restart_later()
 
     def _take_death(self, process: Process, message: str) -> str:
-        with self._lock:
-            process.is_dead = True
-            is_last = process is self._process and not self._is_closed
-            return self._start_again(message) if is_last else message
-
-    def _start_again(self, message: str) -> str:
         """Plan the next start after a death; returns what those hear who waited."""
+        if process is not self._process or self._is_closed:
+            return message
         worked, wanted = self._worked, self._wanted
         if worked is not None and wanted is not None:
             # It was the new model, or a request while it was on its way. The old one is no suspect.
             self._n_deaths, self._wanted = 0, None
         self._n_deaths += 1
-        pause = self._start_later()
         spec = wanted if worked is None else worked.spec
         if spec is not None:
-            when = f"in {pause:g} s" if pause else "now"
+            when = f"in {self._pause:g} s" if self._pause else "now"
             message = f"{message} {spec.model} is loaded again {when}."
         self._status = Status(worked, error=message, is_down=worked is not None)
+        self._restart_later()
         return message
 
 

@@ -19,11 +19,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from app.worker.loading import Job, ModelSlot, Stopped
+from app.worker.loading import Job, ModelSlot
 from app.worker.messages import (
     ChatRequest,
     Done,
-    Embed,
+    Event,
     LoadedModel,
     ModelSpec,
     Node,
@@ -34,18 +34,19 @@ from app.worker.messages import (
     StepRecord,
     Steps,
     Tokens,
+    Unload,
 )
-from app.worker.preparation import answer_to, chances, embedded, prepared, shown_prompt
+from app.worker.preparation import answer_to, chances, prepared, shown_prompt
 from app.worker.wire import naming
-from app.worker.wording import QueueFull
+from app.worker.wording import QueueFull, failure
 from batching.errors import ModelError
 from batching.llama.model import Model
 from batching.watched import GivenUp, until
 from speculation.chat.detokenizer import Token
 from speculation.engine import Engine
+from speculation.meter import RecordedStep
+from speculation.reply import Reply
 from speculation.sampling import TokenLogprobs
-from speculation.steps import RecordedStep
-from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
@@ -77,7 +78,7 @@ class Serving:
         what the first model reads and writes. ``on_change`` is told that the report changed.
         """
         self._send = send
-        self._slot = ModelSlot(trace_batches, memory, partial(send, 0), self._alone)
+        self._slot = ModelSlot(trace_batches, memory, self._tell_status, self._alone)
         self._on_change = on_change
         self._changed = threading.Condition()  # holds for all below
         self._jobs: list[Job] = []  # as they came; each until it has ended and no thread has it
@@ -108,9 +109,10 @@ class Serving:
         job = Job(number, message, partial(self._send, number), _lane(body))
         with self._changed:
             if self._is_closed:
-                job.fail(QueueFull("the engine is closed"))
-            elif len([one for one in self._jobs if not one.has_begun]) >= MOST_WAITING:
-                job.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
+                job.emit(failure(QueueFull("the engine is closed")))
+            elif sum(not one.has_begun for one in self._jobs) >= MOST_WAITING:
+                many = f"{MOST_WAITING} requests wait already; try again later"
+                job.emit(failure(QueueFull(many)))
             else:
                 if job.is_load and (n_ahead := self._n_loads()):
                     job.waits(n_ahead, loading=True)
@@ -142,15 +144,20 @@ class Serving:
         for number in left:
             self.cancel(number)
 
-        def is_used() -> bool:
-            return any(not job.is_load or self._slot.engine is not None for job in self._jobs)
-
-        deadline = time.monotonic() + seconds
-        while is_used() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with self._changed:
+            has_ended = self._changed.wait_for(self._is_free, seconds)
         if not self._jobs:
             self._slot.close()
-        return not is_used()
+        return has_ended
+
+    def _is_free(self) -> bool:
+        """Whether nobody uses the model, and no load has one to lose."""
+        return all(job.is_load and self._slot.engine is None for job in self._jobs)
+
+    def _tell_status(self, status: Status) -> None:
+        self._send(0, status)
+        with self._changed:
+            self._changed.notify_all()
 
     def _n_loads(self) -> int:
         return sum(job.is_load for job in self._jobs)
@@ -185,42 +192,41 @@ class Serving:
                 if self._is_closed or job is None:
                     return
                 job.is_taken = True
+            last: Event | None
             try:
-                with until(job.was_cancelled):
-                    self._do(job)
+                with until(partial(getattr, job, "is_cancelled")):
+                    last = self._do(job)
             except GivenUp:
-                job.emit(job.stopped)
+                last = job.stopped
             except Exception as error:
-                job.fail(error)
-            if job.text is None:
-                self._forget(job)
+                last = failure(error)
+            if last is not None:
+                self._end(job, last)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: Job) -> Event | None:
+        """Returns the last event; None if the engine goes on with it."""
         if job.is_load:
             job.has_begun, job.n_ahead = True, 0
-            spec = job.message
-            is_load = isinstance(spec, ModelSpec)
-            last = self._slot.load(job, spec) if is_load else self._slot.unload(job)
-            self._forget(job)
-            job.emit(last)
-        elif isinstance(job.message, ChatRequest):
-            self._start(job, job.message)
-        elif isinstance(job.message, Embed):
-            self._embed(job, job.message)
-        else:
-            job.emit(answer_to(self._engine(), job.message))
+        if isinstance(job.message, ModelSpec):
+            return self._slot.load(job, job.message)
+        if isinstance(job.message, Unload):
+            return self._slot.unload(job)
+        if isinstance(job.message, ChatRequest):
+            return self._start(job, job.message)
+        return answer_to(self._engine(), job.message)
 
-    def _forget(self, job: Job) -> None:
-        """A request has ended."""
+    def _end(self, job: Job, last: Event) -> None:
+        """End a request. Whoever hears of it finds it gone."""
         with self._changed:
             if job in self._jobs:
                 self._jobs.remove(job)
+            job.emit(last)
             self._changed.notify_all()
         self._on_change()
 
     @contextmanager
     def _alone(self, load: Job) -> Iterator[None]:
-        """Wait until nobody else uses the engine; nobody does inside. Raises Stopped.
+        """Wait until nobody else uses the engine; nobody does inside. Raises GivenUp.
 
         New replies must not wait for the longest that runs, nor may they keep the load waiting for
         ever. So they are held in every second one of HOLD_SECONDS.
@@ -239,7 +245,7 @@ class Serving:
                     self._changed.wait(HOLD_SECONDS - passed)
                 self._is_replacing = True
             if load.is_cancelled:
-                raise Stopped
+                raise GivenUp
             yield
         finally:
             with self._changed:
@@ -258,18 +264,8 @@ class Serving:
         why = self._slot.status.error or ""
         raise ModelError(f"no model is loaded; choose one and load it. {why}".strip())
 
-    def _embed(self, job: Job, asked: Embed) -> None:
-        def check() -> None:
-            if job.is_cancelled:
-                raise Stopped
-
-        try:
-            job.emit(embedded(self._engine(), asked, check))
-        except Stopped:
-            job.emit(job.stopped)
-
-    def _start(self, job: Job, request: ChatRequest) -> None:
-        """Prepare a reply and give it to the engine."""
+    def _start(self, job: Job, request: ChatRequest) -> Event | None:
+        """Prepare a reply and give it to the engine; returns the last event if that is over."""
         engine, job.n_ahead = self._engine(), 0
 
         def progress(done: int, total: int) -> None:
@@ -281,7 +277,7 @@ class Serving:
         asked = prepared(engine, request, job.emit, progress, job.waits)
         prompt = shown_prompt(engine, request, asked.prompt) if request.show_prompt else ""
         if job.has_ended:  # its client has left meanwhile
-            return
+            return job.stopped
         job.text = text = engine.start(asked)
         if job.is_cancelled:
             text.cancel()
@@ -294,17 +290,16 @@ class Serving:
                 n_steps = len(text.steps)
             if isinstance(item, list):
                 job.emit(_tokens(engine.model, item, islice(released, len(item))))
-                return
-            if isinstance(item, Exception):
-                job.fail(item)
+            elif isinstance(item, Exception):
+                self._end(job, failure(item))
             else:
                 if job.has_begun:
                     self._totals = _added(self._totals, text)
                 decode_ms = _decode_ms(engine, text) if request.record else ()
-                job.emit(_done(text, self.status.model, prompt, decode_ms))
-            self._forget(job)
+                self._end(job, _done(text, self.status.model, prompt, decode_ms))
 
         text.forward(take)
+        return None
 
 
 def _lane(body: bytes) -> str:
@@ -344,12 +339,12 @@ def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
     )
 
 
-def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
+def _decode_ms(engine: Engine, text: Reply) -> tuple[float, ...]:
     """Milliseconds of a decode of 1, 2, … rows at the end of a text, if they are known."""
     cost = engine.resources.known_cost
     if cost is None:
         return ()
-    curve = cost.curve(len(text.tokens))
+    curve = cost.curve(len(text.prompt) + len(text.token_ids))
     return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
 
 
@@ -357,7 +352,7 @@ _SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()
 _COUNTS = [*_SUMS, "n_prompt", "n_first", "prefill_seconds", "first_seconds", "decode_seconds"]
 
 
-def _added(totals: Report, text: Text) -> Report:
+def _added(totals: Report, text: Reply) -> Report:
     """The totals with those of a text that has ended."""
     stats, accepted = text.stats, Counter(dict(enumerate(totals.accepted)))
     for n_tokens, n_steps in stats.tokens_histogram.items():
@@ -375,7 +370,7 @@ def _added(totals: Report, text: Text) -> Report:
     )
 
 
-def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]) -> Done:
+def _done(text: Reply, model: LoadedModel | None, prompt: str, ms: tuple[float, ...]) -> Done:
     counts = {name: getattr(text.stats, name) for name in _COUNTS}
     return Done(
         text.finish_reason or "stop",
@@ -383,6 +378,6 @@ def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[f
         model,
         stop_string=text.stop_string,
         prompt=prompt,
-        decode_ms=decode_ms,
+        decode_ms=ms,
         **counts,
     )

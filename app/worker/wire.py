@@ -47,17 +47,14 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from struct import Struct
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 import msgspec
 
 from app.worker import messages as m
 
-_QUESTIONS = (m.Tokenize, m.Detokenize, m.Render, m.Embed, m.Unload)
-_TO_ENGINE = (m.ModelSpec, m.ChatRequest, *_QUESTIONS, m.Cancel, m.Close)
-_BEGIN = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.PromptTokens, m.Prefill)
-_EVENTS = (*_BEGIN, m.Steps, m.Tokens, *m.LAST)
-KINDS: tuple[type[Any], ...] = (*_TO_ENGINE, *_EVENTS, m.Status, m.Report, m.Beat)
+_TO_ENGINE = (m.ModelSpec, m.ChatRequest, *get_args(m.Question), m.Cancel, m.Close)
+KINDS: tuple[type[Any], ...] = (*_TO_ENGINE, *get_args(m.Event), m.Status, m.Report, m.Beat)
 _DECODERS = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 _HEAD = Struct(">IBI")
 

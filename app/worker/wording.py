@@ -40,14 +40,12 @@ class QueueFull(SpeculationError):
     """Too many requests wait already."""
 
 
-def with_labels(error: SpeculationError) -> str:
-    """The message of an error, for the page."""
-    return error.worded(FIELDS)
-
-
-def with_flags(error: SpeculationError) -> str:
-    """The message of an error, for the endpoint and the terminal."""
-    return error.worded({**FLAGS, **REQUEST})
+_KINDS = {
+    "too long": PromptTooLong,
+    "invalid": InvalidParameter | GrammarError,
+    "no model": ModelError,
+    "busy": QueueFull,
+}
 
 
 def failure(error: Exception) -> Failed:
@@ -65,19 +63,11 @@ def failure(error: Exception) -> Failed:
         log.error("unexpected", exc_info=error)
         message = f"unexpected {type(error).__name__}: {error}"
         return Failed(message, message)
-    kind = "error"
-    if isinstance(error, PromptTooLong):
-        kind = "too long"
-    elif isinstance(error, InvalidParameter | GrammarError):
-        kind = "invalid"
-    elif isinstance(error, ModelError):
-        kind = "no model"
-    elif isinstance(error, QueueFull):
-        kind = "busy"
+    kind = next((kind for kind, of in _KINDS.items() if isinstance(error, of)), "error")
     found = [name for name in error.settings if name in SAMPLING] if kind == "invalid" else []
     return Failed(
-        with_labels(error),
-        with_flags(error),
+        error.worded(FIELDS),
+        error.worded({**FLAGS, **REQUEST}),
         kind,
         error.requested or 0,
         error.available or 0,

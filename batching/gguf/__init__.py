@@ -1,5 +1,4 @@
 """GGUF files: reader, writer, split models, and checks for files llama.cpp cannot run.
 
-Pure Python and NumPy; knows neither ``llama_cpp`` nor ``batching.llama``. The limits of a
-llama.cpp version are passed in.
+Pure Python and NumPy; knows neither ``llama_cpp`` nor ``batching.llama``.
 """

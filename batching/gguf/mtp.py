@@ -6,7 +6,6 @@ count, and some files contain only these layers; llama.cpp would abort on both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,17 +15,15 @@ from batching.gguf.splits import part_names
 MTP_TENSOR = "nextn.eh_proj.weight"  # present in every MTP layer
 
 
-class MtpGraphs(NamedTuple):
-    """The MTP layers llama.cpp has a compute graph for.
-
-    architectures  model architectures
-    several        those that may have more than one MTP layer
-    needed         a tensor each architecture's graph requires; llama.cpp aborts without it
-    """
-
-    architectures: tuple[str, ...]
-    several: tuple[str, ...]
-    needed: Mapping[str, str]
+# Architectures whose multi-token-prediction layers llama.cpp has a graph for
+# (``private_api.CHECKED_WITH``). It aborts on more than one such layer except in ``_SEVERAL``, and
+# without a tensor that a graph needs: MiMo-V2-Flash has three matrices where it expects one.
+MTP_ARCHITECTURES = (
+    "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe hy_v3 mimo2 "
+    "nemotron_h_moe qwen35 qwen35moe qwen3next step35"
+).split()
+_SEVERAL = ("hy_v3", "mimo2", "step35")
+_NEEDED = {"mimo2": "attn_qkv.weight"}
 
 
 class MtpLayers(NamedTuple):
@@ -40,10 +37,10 @@ class MtpLayers(NamedTuple):
     mtp_only: bool
 
 
-def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
+def find_mtp_layers(path: Path) -> MtpLayers:
     """Find the MTP layers of the model at ``path``; for a split model, in all its files.
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF or UnsupportedModel.
+    Raises ModelError, and UnsupportedModel for another format version.
     """
     files = [GGUFFile(path.with_name(name)) for name in part_names(path.name)]
     architecture = str(files[0].metadata.get("general.architecture"))
@@ -56,8 +53,8 @@ def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
     if not has(f"blk.{first}.{MTP_TENSOR}"):
         return MtpLayers(0, mtp_only=False)
     can_run = (
-        architecture in graphs.architectures
-        and (n_layers == 1 or architecture in graphs.several)
-        and has(f"blk.{first}.{graphs.needed.get(architecture, MTP_TENSOR)}")
+        architecture in MTP_ARCHITECTURES
+        and (n_layers == 1 or architecture in _SEVERAL)
+        and has(f"blk.{first}.{_NEEDED.get(architecture, MTP_TENSOR)}")
     )
     return MtpLayers(n_layers if can_run else 0, mtp_only=not has("blk.0.attn_norm.weight"))

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel
-from batching.gguf.types import BF16, F16, F32, I32, REMOVED, TYPES, type_name
+from batching.errors import ModelError, UnsupportedModel
+from batching.gguf.types import BF16, F16, F32, I32, REMOVED, TYPES, n_bytes, type_name
 from batching.tree import Floats
 
 VERSIONS = (2, 3)  # of the format; their differences do not matter here
@@ -44,7 +44,8 @@ class GGUFFile:
     metadata  values by key: numbers, strings, lists of numbers; ``texts`` reads lists of strings
     tensors   by name; their types may be unknown (``check_type``)
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, or UnsupportedModel for another format version.
+    Raises ModelError if there is no such file, or it is damaged or incomplete; UnsupportedModel for
+    another format version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,10 +110,9 @@ class GGUFFile:
         if name not in self._raw:
             tensor = self.tensors[name]
             self.check_type(name)
-            n_bytes = self.n_bytes(name)
-            n_rows = math.prod(tensor.shape[:-1])
-            view = np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset)
-            self._raw[name] = view.reshape(n_rows, n_bytes // max(1, n_rows))
+            size, n_rows = self.n_bytes(name), math.prod(tensor.shape[:-1])
+            view = np.frombuffer(self._bytes, np.uint8, size, tensor.offset)
+            self._raw[name] = view.reshape(n_rows, size // max(1, n_rows))
         return self._raw[name]
 
     def rows(self, name: str, rows: Sequence[int]) -> Floats:
@@ -230,35 +230,29 @@ class GGUFFile:
 
     def n_bytes(self, name: str) -> int:
         """Encoded size of a tensor whose type is known."""
-        tensor = self.tensors[name]
-        kind, width = TYPES[tensor.type], tensor.shape[-1] if tensor.shape else 1
-        if width % kind.n_values:
-            raise self._damaged(
-                f"tensor {name!r} has rows of {width} values, not a multiple of the {kind.name} "
-                f"block size {kind.n_values}"
-            )
-        return math.prod(tensor.shape) // kind.n_values * kind.n_bytes
+        try:
+            return n_bytes(self.tensors[name].shape, self.tensors[name].type)
+        except ValueError as error:
+            raise self._damaged(f"tensor {name!r} has {error}") from None
 
-    def _damaged(self, what: str) -> NotGGUF:
-        return NotGGUF(f"{self.path} is damaged: {what}; download it again or recreate it")
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self.path} is damaged: {what}; download it again or recreate it")
 
-    def _truncated(self, where: str) -> TruncatedGGUF:
-        return TruncatedGGUF(
+    def _truncated(self, where: str) -> ModelError:
+        return ModelError(
             f"{self.path} is incomplete: it ends after {len(self._bytes):,} bytes, {where}; "
             f"download it again or recreate it"
         )
 
 
 def check_file(path: Path) -> None:
-    """Check that ``path`` is a GGUF. Raises ModelFileMissing or NotGGUF."""
+    """Check that ``path`` is a GGUF. Raises ModelError."""
     if not path.is_file():
-        raise ModelFileMissing(
-            f"file not found: {path}; check the path, or give a name from models.txt"
-        )
+        raise ModelError(f"file not found: {path}; check the path, or give a name from models.txt")
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
-        raise NotGGUF(
+        raise ModelError(
             f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
             f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
         )

@@ -5,6 +5,8 @@ Keyed by ``enum ggml_type`` (ggml.h). A test compares the table with the install
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -63,3 +65,14 @@ NOT_FOR_WEIGHTS = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
 def type_name(number: int) -> str:
     """The type's name, such as ``Q4_K``; the number itself if unknown."""
     return TYPES[number].name if number in TYPES else str(number)
+
+
+def n_bytes(shape: Sequence[int], kind: int) -> int:
+    """Bytes of a tensor of a known type. Raises ValueError unless rows are whole blocks."""
+    block, width = TYPES[kind], shape[-1] if shape else 1
+    if width % block.n_values:
+        raise ValueError(
+            f"rows of {width} values, not a multiple of the {block.name} block size "
+            f"{block.n_values}"
+        )
+    return math.prod(shape) // block.n_values * block.n_bytes

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from batching.errors import UnsupportedModel
 from batching.gguf.reader import GGUFFile, check_file
@@ -33,41 +33,44 @@ _NORM = re.compile(r"norm(_\d)?\.(weight|bias)")
 _EXPERT_TABLE = "tid2eid.weight"  # legitimately integer
 
 
-class Limits(NamedTuple):
-    """Values llama.cpp accepts in a file; it aborts on others.
+# What this version of llama.cpp accepts (``private_api.CHECKED_WITH``); it aborts on others.
+MAX_LAYERS, MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
+ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # llama_rope_scaling_type
+# Architectures where one expert means none, and those without dense files (llama-model.cpp).
+DENSE = ("hunyuan-dense", "hunyuan_vl")
+EXPERTS = ("bailingmoe2", "glm4moe", "grovemoe", "lfm2moe", "llada-moe", "smallthinker")
+# Numbers that may be absent, but not 0: of all architectures, and of some.
+DIVISORS = (
+    "attention.indexer.block_size attention.indexer.kpool experts_per_group "
+    "full_attention_interval hrm.h_cycles hrm.l_cycles hrm.layers_per_stack num_loops wkv.head_size"
+).split()
+DIVISORS_OF = {
+    "attention.head_count": "olmo2 phimoe",
+    "ssm.group_count": "falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe qwen35 qwen35moe "
+    "qwen3next",
+}
+# Architectures whose graphs read the number of heads of each layer; others take the first one's for
+# all, and abort where the cache has room for another.
+LAYERED = (
+    "bailingmoe3 deci dots3note gemma4 gemma4-assistant glm5-next granite granite_swa "
+    "granitehybrid granitemoe graniteswitch jamba kimi-k3 kimi-linear laguna lfm2 lfm2moe "
+    "mimo2 nanbeige nemotron_h nemotron_h_moe openelm plamo2 plamo3 spark2_5 step35"
+).split()
 
-    n_layers, n_experts  maximum
-    rope_scaling         names of RoPE scaling types
-    dense                architectures whose dense files may claim one expert
-    experts              architectures without dense files
-    divisors             numbers that may be absent, but not 0: of all architectures, or, after a
-                         colon, of some
-    layered              architectures whose layers may have different numbers of heads
-    """
 
-    n_layers: int
-    n_experts: int
-    rope_scaling: tuple[str, ...]
-    dense: tuple[str, ...]
-    experts: tuple[str, ...]
-    divisors: tuple[str, ...]
-    layered: tuple[str, ...]
-
-
-def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:
+def check_model_file(path: Path) -> Sequence[GGUFFile]:
     """Check the model at ``path``; return its files, all parts of a split model that exist.
 
-    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; ModelFileMissing,
-    NotGGUF or TruncatedGGUF.
+    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; ModelError
+    if the file is missing, damaged or incomplete.
     """
     check_file(path)
-    parts = [path.with_name(name) for name in part_names(path.name)]
-    files = [GGUFFile(part) for part in parts if part.is_file()]
+    files = _files(path)
     companion = _companion(files[0])
     if companion is not None:
         raise UnsupportedModel(f"{path} is not a model but {companion}")
     for file in files:
-        problem = next((p for check in _CHECKS for p in check(file, limits)), None)
+        problem = next((p for check in _CHECKS for p in check(file)), None)
         if problem is not None:
             raise UnsupportedModel(
                 f"llama.cpp cannot run {file.path}: {problem}; the file may be damaged: download "
@@ -82,11 +85,15 @@ def check_types(path: Path) -> None:
     Called only after llama.cpp rejected the file: a newer llama.cpp may support types not listed
     here.
     """
-    for part in (path.with_name(name) for name in part_names(path.name)):
-        if part.is_file():
-            file = GGUFFile(part)
-            for name in file.tensors:
-                file.check_type(name)
+    for file in _files(path):
+        for name in file.tensors:
+            file.check_type(name)
+
+
+def _files(path: Path) -> list[GGUFFile]:
+    """The files of a model that exist: all of them, if it is split."""
+    parts = [path.with_name(name) for name in part_names(path.name)]
+    return [GGUFFile(part) for part in parts if part.is_file()]
 
 
 def _companion(file: GGUFFile) -> str | None:
@@ -100,26 +107,26 @@ def _companion(file: GGUFFile) -> str | None:
     return None
 
 
-def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+def _metadata_problems(file: GGUFFile) -> Iterator[str]:
     """Hyperparameters out of range."""
     architecture = file.metadata.get("general.architecture")
     n_experts = file.number(f"{architecture}.expert_count")
     n_groups = file.number(f"{architecture}.expert_group_count")
-    if architecture in limits.dense and n_experts <= 1:
+    if architecture in DENSE and n_experts <= 1:
         n_experts = n_groups = 0
         used = None  # llama.cpp does not read it
     else:
         used = file.metadata.get(f"{architecture}.expert_used_count", 0)
     # Missing and non-numeric values need no check: llama.cpp reports them without aborting.
     for key, value, low, high in (
-        ("block_count", file.metadata.get(f"{architecture}.block_count"), 1, limits.n_layers),
+        ("block_count", file.metadata.get(f"{architecture}.block_count"), 1, MAX_LAYERS),
         (
             "nextn_predict_layers",
             file.metadata.get(f"{architecture}.nextn_predict_layers"),
             0,
             file.number(f"{architecture}.block_count"),
         ),
-        ("expert_count", n_experts, int(architecture in limits.experts), limits.n_experts),
+        ("expert_count", n_experts, int(architecture in EXPERTS), MAX_EXPERTS),
         ("expert_used_count", used, min(1, n_experts), n_experts),
         ("expert_group_count", n_groups, 0, max(0, n_experts - 1)),
         (
@@ -132,10 +139,9 @@ def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
         number = max(value, default=0) if isinstance(value, list) else value
         if isinstance(number, int) and not low <= number <= high:
             yield f"{architecture}.{key} is {number}, outside {low} to {high}"
-    for divisor in limits.divisors:
-        key, _, some = divisor.partition(": ")
-        is_meant = not some or architecture in some.split()
-        if is_meant and file.metadata.get(f"{architecture}.{key}") == 0:
+    of_some = [key for key, some in DIVISORS_OF.items() if architecture in some.split()]
+    for key in DIVISORS + of_some:
+        if file.metadata.get(f"{architecture}.{key}") == 0:
             yield f"{architecture}.{key} is 0"
     if n_groups > 1 and n_experts % n_groups:
         yield f"{architecture}.expert_count is {n_experts}, not a multiple of {n_groups} groups"
@@ -145,20 +151,19 @@ def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
         if math.isnan(value) or (key.endswith("epsilon") and not 0 <= value < math.inf):
             yield f"{key} is {value}"
     scaling = file.metadata.get(f"{architecture}.rope.scaling.type")
-    if isinstance(scaling, str) and scaling not in limits.rope_scaling:
+    if isinstance(scaling, str) and scaling not in ROPE_SCALING:
         yield (
-            f"{architecture}.rope.scaling.type is {scaling!r}, not one of "
-            f"{', '.join(limits.rope_scaling)}"
+            f"{architecture}.rope.scaling.type is {scaling!r}, not one of {', '.join(ROPE_SCALING)}"
         )
 
 
-def _head_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+def _head_problems(file: GGUFFile) -> Iterator[str]:
     """Numbers of attention heads that do not fit each other."""
     architecture = file.metadata.get("general.architecture")
     names = [f"{architecture}.attention.{name}" for name in ("head_count", "head_count_kv")]
     given = [file.metadata.get(name) for name in names]
     for name, value in zip(names, given, strict=True):
-        if not isinstance(value, list) or architecture in limits.layered:
+        if not isinstance(value, list) or architecture in LAYERED:
             continue
         if len(set(value)) > 1:
             yield f"{name} is {value[:8]}, but layers of {architecture} have equally many heads"
@@ -170,7 +175,7 @@ def _head_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
             yield f"{names[0]} is {n_heads}, not a multiple of {names[1]}, which is {n_kv}"
 
 
-def _template_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+def _template_problems(file: GGUFFile) -> Iterator[str]:
     """A chat template that is no text."""
     name = "tokenizer.chat_template"
     if isinstance(file.metadata.get(name), str):
@@ -180,7 +185,7 @@ def _template_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
             yield f"{name} is not UTF-8 text ({error.reason} at byte {error.start})"
 
 
-def _vocabulary_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+def _vocabulary_problems(file: GGUFFile) -> Iterator[str]:
     """Byte tokens in a BERT vocabulary, or duplicate tokens."""
     types: Any = file.metadata.get("tokenizer.ggml.token_type")
     tokenizer = file.metadata.get("tokenizer.ggml.model")
@@ -202,7 +207,7 @@ def _vocabulary_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
         yield f"its vocabulary has the token {text!r} twice"
 
 
-def _tensor_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+def _tensor_problems(file: GGUFFile) -> Iterator[str]:
     """Tensors of a type without a kernel, or not aligned for mapping."""
     for name, tensor in file.tensors.items():
         kind = type_name(tensor.type)
@@ -219,7 +224,7 @@ def _tensor_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
             )
 
 
-_CHECKS: tuple[Callable[[GGUFFile, Limits], Iterator[str]], ...] = (
+_CHECKS: tuple[Callable[[GGUFFile], Iterator[str]], ...] = (
     _metadata_problems,
     _head_problems,
     _template_problems,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -16,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import DiskFull
-from batching.gguf.types import TYPES
+from batching.errors import SpeculationError
+from batching.gguf.types import n_bytes
 from batching.replacing import replacing
 
 ALIGNMENT = 32  # bytes; tensor data starts at multiples of it
@@ -60,20 +59,6 @@ class NewTensor(NamedTuple):
     data: Callable[[], Array]
 
 
-def n_bytes(shape: Sequence[int], kind: int) -> int:
-    """Bytes a tensor takes in the file, without padding.
-
-    Raises ValueError if a row is not a whole number of blocks.
-    """
-    block = TYPES[kind]
-    if shape[-1] % block.n_values:
-        raise ValueError(
-            f"rows of {shape[-1]} values do not divide into blocks of {block.n_values}; "
-            f"write F16 or F32"
-        )
-    return math.prod(shape) // block.n_values * block.n_bytes
-
-
 def write_gguf(
     path: Path,
     metadata: Mapping[str, Value],
@@ -82,7 +67,8 @@ def write_gguf(
 ) -> None:
     """Write a GGUF to ``path``, which appears only once complete.
 
-    ``progress(bytes_done, bytes_total)`` is called after each tensor. Raises DiskFull.
+    ``progress(bytes_done, bytes_total)`` is called after each tensor. Raises
+    SpeculationError if the disk is full.
     """
     sizes = [n_bytes(tensor.shape, tensor.type) for tensor in tensors.values()]
     try:
@@ -98,7 +84,7 @@ def write_gguf(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise DiskFull(
+        raise SpeculationError(
             f"cannot write {path}: the disk is full or over quota ({error}); free some space or "
             f"write to another disk"
         ) from error

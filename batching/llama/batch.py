@@ -13,7 +13,7 @@ from typing import IO, Any
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from batching.errors import TreeTooLarge, TreeTooWide
+from batching.errors import TreeError
 from batching.rows import Rows
 from batching.tree import Floats
 
@@ -62,7 +62,7 @@ class BatchMemory:
         """Fill the batch with ``rows``; ``all_output`` gives every row output."""
         n = len(rows.tokens)
         if n > self.n_batch:
-            raise TreeTooLarge(
+            raise TreeError(
                 f"{n} rows do not fit a batch of {self.n_batch}; "
                 f"lower the draft, window or guesses, or raise {{n_batch}}",
                 settings=("n_batch",),
@@ -111,7 +111,7 @@ class BatchMemory:
 
     def _check_width(self, n_seq: int) -> None:
         if n_seq > len(self.all_seqs):
-            raise TreeTooWide(
+            raise TreeError(
                 f"the batch needs {n_seq} sequences, the context has {len(self.all_seqs)}; "
                 f"lower the number of branches or guesses"
             )
@@ -125,6 +125,7 @@ def _packers(n: int) -> list[Callable[..., None]]:
 
 def write_trace(file: IO[str], rows: Rows) -> None:
     """Append one decode to a trace: ``[[token, position, [seq_ids], output], ...]``."""
-    line = [[row.token, row.position, list(row.seq_ids), int(row.output)] for row in rows]
+    columns = rows.tokens, rows.positions, map(list, rows.seq_ids), map(int, rows.outputs)
+    line = [*zip(*columns, strict=True)]
     file.write(json.dumps(line, separators=(",", ":")) + "\n")
     file.flush()

@@ -20,7 +20,6 @@ from batching.errors import (
     CacheFull,
     CannotRewind,
     ContextError,
-    DecodeFailed,
     InvalidParameter,
     UnsupportedModel,
 )
@@ -41,7 +40,7 @@ from batching.llama.model import Model
 from batching.llama.native import NativeContext
 from batching.llama.output import DecodeOutput, closed
 from batching.llama.private_api import internal
-from batching.pages import Scratch, pages
+from batching.pages import pages
 from batching.rows import Rows, rows_back
 from batching.target import Meanwhile, Output, Watch
 from batching.timing import thread_time_ratio
@@ -170,8 +169,8 @@ class Context:
     ) -> Output:
         """Run one ``llama_decode``; the returned views are valid until the next one.
 
-        Raises CacheFull if no cells are free, TreeTooLarge if the rows exceed the batch,
-        DecodeFailed if llama.cpp rejects them or fails, Cancelled if ``watch`` returns True; see
+        Raises CacheFull if no cells are free, TreeError if the rows exceed the batch,
+        ContextError if llama.cpp rejects them or fails, Cancelled if ``watch`` returns True; see
         ``Target``.
         """
         with self._lock:
@@ -185,7 +184,7 @@ class Context:
         """Start a decode; a CPU has then computed it, a device may still compute."""
         self._row_ids = None
         if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
-            raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
+            raise ContextError("the state of a text was lost in a failed decode; start it again")
         if self._sampling.is_possible:
             self._sampling.prepare(native, rows)
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
@@ -199,7 +198,7 @@ class Context:
             raise self._error(code, n_rows)
         if self.n_rewind < NO_LIMIT:
             self._n_back = rows_back(rows, self.n_rewind)
-        self._output.renew(rows.outputs, rows.n_before)
+        self._output.renew(rows.outputs)
 
     def _decode_watched(self, native: NativeContext, n_rows: int, watch: Watch | None) -> None:
         handle, struct = native.handle, self._batch.struct
@@ -252,7 +251,7 @@ class Context:
         if code == -2:
             return out_of_memory(f"not enough memory to compute {n_rows} rows ({log})", self.model)
         # A GPU may have room for the cache but not for the compute buffers.
-        return DecodeFailed(
+        return ContextError(
             f"llama_decode returned {code} for {n_rows} rows: {log}; if memory is short, lower "
             f"{{n_ctx}} or {{n_gpu_layers}}",
             settings=("n_ctx", "n_gpu_layers"),
@@ -298,7 +297,7 @@ class Context:
     def encode(self, features: Floats) -> Floats:
         """Run a head's encoder on features of its target, (n, width) -> (n, n_embd).
 
-        Raises DecodeFailed if llama.cpp rejects them or fails.
+        Raises ContextError if llama.cpp rejects them or fails.
         """
         if self._features is None:
             self._features = BatchMemory(self.n_batch, self.n_seq_max)
@@ -318,7 +317,7 @@ class Context:
             batch.fill(rows)
             code = C.llama_encode(native.handle, batch.struct)
             if code:
-                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {chunk.shape[1]}")
+                raise ContextError(f"llama_encode returned {code} for {n} rows of {chunk.shape[1]}")
             address = internal("llama_get_embeddings_nextn")(native.handle)
             buffer = (ctypes.c_float * encoded.size).from_address(address)
             encoded[:] = np.ctypeslib.as_array(buffer).reshape(encoded.shape)
@@ -415,14 +414,14 @@ class Context:
             C.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             C.llama_memory_seq_rm(memory, 1, -1, -1)
 
-    def copy_out(self, seq_id: int, scratch: Scratch | None = None) -> Any:
-        """A copy of a sequence in main memory: an array of bytes, in ``scratch`` if given."""
+    def copy_out(self, seq_id: int) -> Any:
+        """A copy of a sequence in main memory: an array of bytes."""
         handle = self.native.handle
         sizes = [
             C.llama_state_seq_get_size_ext(handle, part, flags)
             for part, flags in self._windows(seq_id)
         ]
-        state = pages(sum(sizes)) if scratch is None else scratch.array(sum(sizes))
+        state = pages(sum(sizes))
         start = 0
         for size, (part, flags) in zip(sizes, self._windows(seq_id), strict=True):
             piece = (ctypes.c_uint8 * size).from_buffer(state, start)

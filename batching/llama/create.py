@@ -18,8 +18,7 @@ from batching.llama.context_params import (
     ContextParams,
     is_quantized,
 )
-from batching.llama.device_memory import CacheSize, free_memory
-from batching.llama.devices import joined
+from batching.llama.devices import CacheSize, free_memory, joined
 from batching.llama.hardware import available_memory, physical_cores
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, reason

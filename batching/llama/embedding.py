@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from batching.errors import DecodeFailed, UnsupportedModel
+from batching.errors import ContextError, UnsupportedModel
 from batching.llama.batch import BatchMemory
 from batching.llama.create import initialised, out_of_memory
 from batching.llama.hardware import physical_cores
@@ -66,7 +66,7 @@ class EmbeddingContext:
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Floats:
         """The pooled states of the texts, (n_texts, n_embd). At most ``MOST_TEXTS`` texts of
-        ``n_tokens`` together. Raises DecodeFailed if llama.cpp does."""
+        ``n_tokens`` together. Raises ContextError if llama.cpp does."""
         native = self._native
         if native is None:
             raise closed(self.model)
@@ -78,14 +78,14 @@ class EmbeddingContext:
             C.llama_memory_clear(native.memory, False)
         code = C.llama_decode(native.handle, self._batch.struct)
         if code:
-            raise DecodeFailed(
+            raise ContextError(
                 f"llama_decode returned {code} for {len(tokens)} rows: {recent_log()[-400:]}"
             )
         found = np.empty((len(texts), self.model.n_embd_out), np.float32)
         for i in range(len(texts)):
             pooled = C.llama_get_embeddings_seq(native.handle, i)
             if not pooled:
-                raise DecodeFailed(f"llama.cpp gave no vector for text {i} of {len(texts)}")
+                raise ContextError(f"llama.cpp gave no vector for text {i} of {len(texts)}")
             found[i] = np.ctypeslib.as_array(pooled, (self.model.n_embd_out,))
         return found
 

@@ -26,8 +26,15 @@ from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama import private_api
 from batching.llama.charset import CONTROL, Charset, limited_charset, token_pattern
-from batching.llama.device_memory import EXPERTS, CacheSize, choose_layers, kv_values
-from batching.llama.devices import ANYWHERE, Placement, in_main_memory
+from batching.llama.devices import (
+    ANYWHERE,
+    EXPERTS,
+    CacheSize,
+    Placement,
+    choose_layers,
+    in_main_memory,
+    kv_values,
+)
 from batching.llama.hardware import choose_cuda_graphs
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
@@ -73,7 +80,7 @@ class Model:
     n_cpu_moe    its first layers, whose experts are in main memory
     kv_values    keys and values of a token in the cache of each layer, at most
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
+    Raises ModelError if the file is missing, damaged or incomplete, UnsupportedModel, OutOfMemory.
     """
 
     def __init__(
@@ -100,7 +107,7 @@ class Model:
         self.path = Path(path)
         self.is_repacked = repack
         self.dry_links: dict[tuple[Any, ...], Native] = {}  # see ``sampler.dry_link``
-        files = check_model_file(self.path, private_api.LIMITS)
+        files = check_model_file(self.path)
         initialise()
         clear_log()
         params = C.llama_model_default_params()
@@ -162,7 +169,7 @@ class Model:
         self.exposes_mtp_state = architecture in private_api.EXPOSES_MTP_STATE
         mtp_layers = MtpLayers(0, mtp_only=False)
         if C.llama_model_n_layer_nextn(handle):
-            mtp_layers = find_mtp_layers(self.path, private_api.MTP_GRAPHS)
+            mtp_layers = find_mtp_layers(self.path)
         self.n_mtp = mtp_layers.n_layers if mtp else 0
         self.is_mtp_only = mtp_layers.mtp_only
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)

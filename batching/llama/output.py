@@ -49,7 +49,6 @@ class DecodeOutput:
         self._views: list[Floats] = []  # one view per row of logits
         self._outputs: Sequence[bool] = ()
         self._n_outputs = 0
-        self._n_before = 0
         self._all = False  # every row has output, so logits are indexed by row
 
     def close(self) -> None:
@@ -65,7 +64,7 @@ class DecodeOutput:
             raise closed(self._model)
         return self._native
 
-    def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
+    def renew(self, outputs: Sequence[bool]) -> None:
         """A decode has started. ``outputs``: which of its rows have output."""
         self._hidden = None
         if self._inputs:
@@ -74,8 +73,7 @@ class DecodeOutput:
             outputs = [True] * len(outputs)
         self._n_outputs = sum(outputs)
         self._outputs = outputs
-        self._n_before = n_before
-        self._all = self._n_outputs == len(outputs) and not n_before
+        self._all = self._n_outputs == len(outputs)
 
     def fetch(self) -> None:
         """Wait until the decode is done, and point the views at its output."""
@@ -109,9 +107,8 @@ class DecodeOutput:
         if self._all:
             return row
         _ = self._open
-        index = self._n_before + row
-        if self._outputs[index]:
-            return sum(self._outputs[:index])
+        if self._outputs[row]:
+            return sum(self._outputs[:row])
         raise IndexError(f"row {row} of this batch has no output: its logits were not requested")
 
     def logits(self, row: int) -> Floats:
@@ -121,7 +118,7 @@ class DecodeOutput:
 
     def argmax(self, row: int) -> int:
         if self._sampling.is_on:
-            return self._sampling.choice(self._open, self._n_before + row)
+            return self._sampling.choice(self._open, row)
         return int(self._views[row if self._all else self._row(row)].argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
@@ -143,12 +140,11 @@ class DecodeOutput:
             get = internal("llama_get_embeddings_nextn") if self._is_head else _embeddings_address
             address = get(self._open.handle)
             self._hidden = self._view(address, len(self._outputs), self._model.n_embd_out)
-        hidden: Floats = self._hidden[self._n_before + row]
+        hidden: Floats = self._hidden[row]
         return hidden
 
     def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
         inputs = self._inputs
-        row += self._n_before
         for layer in layers:
             if layer not in inputs:
                 inputs[layer] = self._inputs_of(layer)

@@ -1,9 +1,9 @@
-"""Everything that depends on the llama.cpp version: private functions and hand-kept lists.
+"""What depends on the llama.cpp version: private functions and hand-kept lists.
 
 The functions are exported but not in the public header, so they are looked up by their mangled C++
 names, once, when the library is loaded. If a build lacks one, only the features that need it raise
-UnsupportedModel. The lists come from the source of CHECKED_WITH; compare them with a newer
-version's source before raising it.
+UnsupportedModel. The lists here and in ``batching.gguf`` (``unsupported`` and ``mtp``) come from
+the source of CHECKED_WITH; compare them with a newer version's source before raising it.
 """
 
 from __future__ import annotations
@@ -16,66 +16,11 @@ import llama_cpp
 import llama_cpp.llama_cpp as C
 
 from batching.errors import UnsupportedModel
-from batching.gguf.mtp import MtpGraphs
-from batching.gguf.unsupported import Limits
+from batching.gguf.mtp import MTP_ARCHITECTURES
 from batching.llama.library import exported
 
 # The llama-cpp-python version this file was checked against.
 CHECKED_WITH = "0.3.36"
-
-# Assertions in llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
-# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp). The
-# last are those whose graphs read the number of heads of each layer; others take the first one's
-# for all, and abort where the cache has room for another.
-LIMITS = Limits(
-    n_layers=512,
-    n_experts=1024,
-    rope_scaling=("none", "linear", "yarn", "longrope"),
-    dense=("hunyuan-dense", "hunyuan_vl"),
-    experts=("bailingmoe2", "glm4moe", "grovemoe", "lfm2moe", "llada-moe", "smallthinker"),
-    divisors=(
-        "attention.head_count: olmo2 phimoe",
-        "attention.indexer.block_size",
-        "attention.indexer.kpool",
-        "experts_per_group",
-        "full_attention_interval",
-        "hrm.h_cycles",
-        "hrm.l_cycles",
-        "hrm.layers_per_stack",
-        "num_loops",
-        "ssm.group_count: falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe",
-        "ssm.group_count: qwen35 qwen35moe qwen3next",
-        "wkv.head_size",
-    ),
-    layered=(
-        "bailingmoe3",
-        "deci",
-        "dots3note",
-        "gemma4",
-        "gemma4-assistant",
-        "glm5-next",
-        "granite",
-        "granite_swa",
-        "granitehybrid",
-        "granitemoe",
-        "graniteswitch",
-        "jamba",
-        "kimi-k3",
-        "kimi-linear",
-        "laguna",
-        "lfm2",
-        "lfm2moe",
-        "mimo2",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "openelm",
-        "plamo2",
-        "plamo3",
-        "spark2_5",
-        "step35",
-    ),
-)
 
 # Architectures with a faulty graph in llama.cpp. It aborts on rows without output (chameleon) and
 # on flash attention (plm), and returns the logits of the batch's first rows for those with output
@@ -89,57 +34,16 @@ EMBEDDING_MODELS = ("llama-embed",)
 DUAL_INPUT_HEADS = ("eagle3", "gemma4-assistant")
 HEAD_ARCHITECTURES = (*DUAL_INPUT_HEADS, "dflash")
 
-# Architectures whose multi-token-prediction layers llama.cpp has a graph for. It aborts on more
-# than one such layer except in ``several``. MiMo-V2-Flash has three matrices where the graph
-# expects one.
-MTP_GRAPHS = MtpGraphs(
-    architectures=(
-        "bailingmoe3",
-        "cohere2moe",
-        "deepseek2",
-        "deepseek32",
-        "deepseek4",
-        "glm-dsa",
-        "glm4moe",
-        "hy_v3",
-        "mimo2",
-        "nemotron_h_moe",
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "step35",
-    ),
-    several=("hy_v3", "mimo2", "step35"),
-    needed={"mimo2": "attn_qkv.weight"},
-)
 # Architectures that expose the state MTP layers start from. Gemma 4's layers are a separate file.
-EXPOSES_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
+EXPOSES_MTP_STATE = (*MTP_ARCHITECTURES, "gemma4")
 
 # Architectures whose graphs expose layer inputs. Requesting them aborts others, so unlisted ones
 # are rejected. (qwen4exp is not listed: its inputs are wider than llama.cpp would copy.)
 EXPOSES_LAYER_INPUTS = (
-    "bailingmoe3",
-    "deepseek4",
-    "gemma4",
-    "gpt-oss",
-    "hunyuan-dense",
-    "hunyuan_vl",
-    "lfm2",
-    "lfm2moe",
-    "llama",
-    "mimo2",
-    "minimax-01",
-    "minimax-m2",
-    "muse-glimmer",
-    "nanbeige",
-    "nemotron_h",
-    "nemotron_h_moe",
-    "qwen3",
-    "qwen35",
-    "qwen35moe",
-    "qwen3moe",
-    "qwen3next",
-)
+    "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan-dense hunyuan_vl lfm2 lfm2moe llama mimo2 "
+    "minimax-01 minimax-m2 muse-glimmer nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 "
+    "qwen35moe qwen3moe qwen3next"
+).split()
 
 _FOR_VECTORS = "for vectors, load it beside a text model, as {embedding_model}"
 _CONTEXT = C.llama_context_p_ctypes
@@ -151,43 +55,46 @@ def is_covered(installed: str) -> bool:
     return installed.split(".")[:2] == CHECKED_WITH.split(".")[:2]
 
 
-def _look_up(arguments: Sequence[Any], returned: Any, *names: str) -> Any:
-    """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported."""
-    function = exported(*names)
+def _look_up(name: str, gnu: str, msvc: str, types: Sequence[Any]) -> Any:
+    """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported.
+
+    The compilers add its arguments and result to the name; ctypes takes ``types``, the result
+    first.
+    """
+    function = exported(name, f"_Z{len(name)}{name}{gnu}", f"?{name}@@{msvc}")
     if function is not None:
-        function.argtypes, function.restype = arguments, returned
+        function.restype, *function.argtypes = types
     return function
 
 
 FUNCTIONS: dict[str, Any] = {
-    "llama_set_embeddings_layer_inp": _look_up(
-        [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
-        None,
-        "llama_set_embeddings_layer_inp",
-        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-    ),
-    "llama_get_embeddings_layer_inp": _look_up(
-        [_CONTEXT, ctypes.c_uint32],
-        _FLOATS,
-        "llama_get_embeddings_layer_inp",
-        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-    ),
-    "llama_set_embeddings_nextn": _look_up(
-        [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
-        None,
-        "llama_set_embeddings_nextn",
-        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-    ),
-    "llama_get_embeddings_nextn": _look_up(
-        [_CONTEXT],
-        _FLOATS,
-        "llama_get_embeddings_nextn",
-        "_Z26llama_get_embeddings_nextnP13llama_context",
-        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-    ),
+    signature[0]: _look_up(*signature)
+    for signature in (
+        (
+            "llama_set_embeddings_layer_inp",
+            "P13llama_contextjb",
+            "YAXPEAUllama_context@@I_N@Z",
+            (None, _CONTEXT, ctypes.c_uint32, ctypes.c_bool),
+        ),
+        (
+            "llama_get_embeddings_layer_inp",
+            "P13llama_contextj",
+            "YAPEAMPEAUllama_context@@I@Z",
+            (_FLOATS, _CONTEXT, ctypes.c_uint32),
+        ),
+        (
+            "llama_set_embeddings_nextn",
+            "P13llama_contextbb",
+            "YAXPEAUllama_context@@_N1@Z",
+            (None, _CONTEXT, ctypes.c_bool, ctypes.c_bool),
+        ),
+        (
+            "llama_get_embeddings_nextn",
+            "P13llama_context",
+            "YAPEAMPEAUllama_context@@@Z",
+            (_FLOATS, _CONTEXT),
+        ),
+    )
 }
 
 

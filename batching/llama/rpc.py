@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from batching.errors import WorkerError
+from batching.errors import ModelError
 from batching.llama.library import exported
 from batching.llama.log import initialise
 
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 def connect(workers: Sequence[str]) -> None:
     """Add the devices of ``workers``, HOST:PORT, to llama.cpp's, unless they are there already.
 
-    Raises WorkerError if one does not answer or has another version, or if this build has no RPC.
+    Raises ModelError if one does not answer or has another version, or if this build has no RPC.
     """
     with _lock:
         for worker in workers:
@@ -50,7 +50,7 @@ def _check(worker: str) -> None:
     """Connect from another process first, since a failure ends it."""
     host, _, port = worker.rpartition(":")
     if not re.fullmatch(r"[^:\s]+", host) or not port.isdigit() or not 0 < int(port) < 65536:
-        raise WorkerError(f"{worker!r} is no address of a worker; give HOST:PORT")
+        raise ModelError(f"{worker!r} is no address of a worker; give HOST:PORT")
     _function("ggml_backend_rpc_add_server")
     start = "start `speculation rpc-worker` there, from the same version as here"
     try:
@@ -68,14 +68,14 @@ def _check(worker: str) -> None:
             },
         )
     except subprocess.TimeoutExpired:
-        raise WorkerError(
+        raise ModelError(
             f"the worker {worker} did not answer within {_ANSWER_SECONDS:g} s; it serves one "
             f"program at a time, so another one may use it"
         ) from None
     if tried.returncode:
         said = [line for line in tried.stderr.splitlines() if "RPC" in line or "onnect" in line]
         reason = re.sub(r"^\S+:\d+: ", "", said[0]) if said else f"exit {tried.returncode}"
-        raise WorkerError(f"the worker {worker} cannot be used: {reason}; {start}")
+        raise ModelError(f"the worker {worker} cannot be used: {reason}; {start}")
 
 
 def add(worker: str) -> None:
@@ -105,7 +105,7 @@ def serve(host: str, port: int, devices: Sequence[Any], n_threads: int, cache: P
 def _function(name: str) -> Any:
     function = exported(name)
     if function is None:
-        raise WorkerError(
+        raise ModelError(
             "this llama.cpp was built without RPC; build it with CMAKE_ARGS=-DGGML_RPC=on"
         )
     return function

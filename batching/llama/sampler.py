@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, Protocol
 
 import llama_cpp.llama_cpp as C
@@ -22,6 +23,9 @@ from batching.llama.native import Native
 from batching.target import Output
 from batching.tree import Floats
 
+_COPIED = (
+    "_seed _is_greedy _random_links has_memory _n_links _n_accepted _top_p _temperature"
+).split()
 _MOST_LINKS = 256  # as many as texts may wait
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 Ids = npt.NDArray[np.integer[Any]]
@@ -34,11 +38,9 @@ class Constraint(Protocol):
 
     def allowed(self) -> Ids:
         """All that ``allows`` does, ascending."""
-        ...
 
     def accept(self, token: int) -> None:
         """``token`` is part of the text."""
-        ...
 
 
 class GreedySampler:
@@ -121,63 +123,24 @@ class SamplerChain:
             sorted=False,
         )
 
-    def logit_bias(self, bias: Mapping[int, float]) -> SamplerChain:
-        """Add ``bias[token]`` to the token's logit; ``-inf`` forbids it."""
-        entries = (C.llama_logit_bias * len(bias))(
-            *(C.llama_logit_bias(token, value) for token, value in bias.items())
-        )
-        return self._add(C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries))
-
-    def penalties(
-        self, last_n: int, repeat: float, frequency: float, presence: float
-    ) -> SamplerChain:
-        """Penalise the tokens among the ``last_n`` accepted ones."""
-        self.has_memory = True
-        return self._add(
-            C.llama_sampler_init_penalties(self.model.n_vocab, last_n, repeat, frequency, presence)
-        )
-
-    def dry(
-        self,
-        multiplier: float,
-        base: float,
-        allowed_length: int,
-        last_n: int,
-        breakers: Sequence[str],
-    ) -> SamplerChain:
-        """DRY: penalise tokens that would extend a repetition longer than ``allowed_length``."""
-        self.has_memory = True
-        link = dry_link(self.model, multiplier, base, allowed_length, last_n, tuple(breakers))
-        return self._add(C.llama_sampler_clone(link.handle))
-
-    def top_k(self, k: int) -> SamplerChain:
-        return self._add(C.llama_sampler_init_top_k(k))
-
-    def typical(self, p: float) -> SamplerChain:
-        return self._add(C.llama_sampler_init_typical(p, 1))
-
-    def top_p(self, p: float) -> SamplerChain:
-        if self._n_links:
-            return self._add(C.llama_sampler_init_top_p(p, 1))
-        self._top_p = p  # llama.cpp would sort the whole vocabulary
+    def add(self, name: str, *values: Any) -> SamplerChain:
+        """Add a link of ``LINKS``, with its values."""
+        self.has_memory |= name in ("penalties", "dry")
+        self._random_links |= name == "xtc"
+        if name == "top_p" and not self._n_links:
+            (self._top_p,) = values  # llama.cpp would sort the whole vocabulary
+            return self
+        assert self._chain is not None
+        self._n_links += 1
+        link = LINKS[name](self.model, *values)
+        C.llama_sampler_chain_add(self._chain.handle, link)  # transfers ownership of the link
         return self
 
-    def min_p(self, p: float) -> SamplerChain:
-        return self._add(C.llama_sampler_init_min_p(p, 1))
-
-    def xtc(self, probability: float, threshold: float, seed: int) -> SamplerChain:
-        self._random_links = True
-        return self._add(C.llama_sampler_init_xtc(probability, threshold, 1, seed))
-
-    def mirostat(
-        self, version: int, tau: float, eta: float, seed: int, temperature: float
-    ) -> SamplerChain:
-        """Mirostat 1 or 2 as the last link, which draws the token."""
+    def mirostat(self, version: int, temperature: float, *values: float) -> SamplerChain:
+        """Mirostat 1 or 2 with seed, tau and eta as the last link, which draws the token."""
         # llama.cpp sorts logits beyond 2**31 wrongly.
-        self._add(C.llama_sampler_init_temp(max(temperature, 100 * _COLDEST)))
-        if version == 1:
-            return self._end(C.llama_sampler_init_mirostat(self.model.n_vocab, seed, tau, eta, 100))
-        return self._end(C.llama_sampler_init_mirostat_v2(seed, tau, eta))
+        self.add("temperature", max(temperature, 100 * _COLDEST))
+        return self._end(f"mirostat {version}", *values)
 
     def draw(self, seed: int, temperature: float) -> SamplerChain:
         """Draw from the remaining tokens. Takes the place of a last link."""
@@ -187,7 +150,7 @@ class SamplerChain:
     def greedy(self) -> SamplerChain:
         """Take the most likely of the remaining tokens. The last link."""
         self._is_greedy = True
-        return self._end(C.llama_sampler_init_greedy())
+        return self._end("greedy")
 
     def sample(self, output: Output, row: int) -> int:
         token = self._choose(output.logits(row))
@@ -260,11 +223,8 @@ class SamplerChain:
         other._chain = _owned(C.llama_sampler_clone(self._links().handle))
         if self._last is not None:
             other._last = _owned(C.llama_sampler_clone(self._last.handle))
-        other._seed, other._random_links = self._seed, self._random_links
-        other._is_greedy, other.has_memory = self._is_greedy, self.has_memory
-        other._n_links, other._top_p = self._n_links, self._top_p
-        other._temperature = self._temperature
-        other._n_accepted = self._n_accepted
+        for name in _COPIED:
+            setattr(other, name, getattr(self, name))
         return other
 
     def _links(self) -> Native:
@@ -311,14 +271,8 @@ class SamplerChain:
         self._drawn_from = ids, values
         return int(ids[draw(ids, values, self._seed, self._n_accepted)])
 
-    def _add(self, link: Any) -> SamplerChain:
-        assert self._chain is not None
-        self._n_links += 1
-        C.llama_sampler_chain_add(self._chain.handle, link)  # transfers ownership of the link
-        return self
-
-    def _end(self, link: Any) -> SamplerChain:
-        self._last = _owned(link)
+    def _end(self, name: str, *values: float) -> SamplerChain:
+        self._last = _owned(LINKS[name](self.model, *values))
         return self
 
     def close(self) -> None:
@@ -326,24 +280,46 @@ class SamplerChain:
         self._chain = self._last = None
 
 
-def dry_link(
-    model: Model,
-    multiplier: float,
-    base: float,
-    allowed_length: int,
-    last_n: int,
-    breakers: tuple[str, ...],
-) -> Native:
-    """DRY's sampler, to clone. From any thread; made once: for each of the ``breakers`` llama.cpp
-    reads the whole vocabulary, and 16 may take seconds."""
-    key = multiplier, base, allowed_length, last_n, breakers
-    if (link := model.dry_links.get(key)) is None:
+def dry_link(model: Model, *values: Any) -> Native:
+    """DRY's sampler, to clone, by its multiplier, base, allowed length, last n and breakers.
+
+    From any thread; made once: for each of the breakers llama.cpp reads the whole vocabulary, and
+    16 may take seconds.
+    """
+    if (link := model.dry_links.get(values)) is None:
+        *numbers, breakers = values
         texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
-        link = _owned(C.llama_sampler_init_dry(model.vocab, *key[:4], texts, len(breakers)))
+        link = _owned(C.llama_sampler_init_dry(model.vocab, *numbers, texts, len(breakers)))
         if len(model.dry_links) >= _MOST_LINKS:
             model.dry_links.clear()
-        model.dry_links[key] = link
+        model.dry_links[values] = link
     return link
+
+
+def _logit_bias(model: Model, bias: Mapping[int, float]) -> Any:
+    """Adds ``bias[token]`` to the token's logit; ``-inf`` forbids it."""
+    entries = (C.llama_logit_bias * len(bias))(*starmap(C.llama_logit_bias, bias.items()))
+    return C.llama_sampler_init_logit_bias(model.n_vocab, len(bias), entries)
+
+
+# What makes each link of a model and its values. Those that filter keep one token at least.
+LINKS: dict[str, Callable[..., Any]] = {
+    "logit_bias": _logit_bias,
+    # of the last n accepted tokens: repeat, frequency, presence
+    "penalties": lambda model, *values: C.llama_sampler_init_penalties(model.n_vocab, *values),
+    "dry": lambda model, *values: C.llama_sampler_clone(dry_link(model, *values).handle),
+    "top_k": lambda _, k: C.llama_sampler_init_top_k(k),
+    "typical": lambda _, p: C.llama_sampler_init_typical(p, 1),
+    "top_p": lambda _, p: C.llama_sampler_init_top_p(p, 1),
+    "min_p": lambda _, p: C.llama_sampler_init_min_p(p, 1),
+    # probability, threshold; seed
+    "xtc": lambda _, p, t, seed: C.llama_sampler_init_xtc(p, t, 1, seed),
+    "temperature": lambda _, temperature: C.llama_sampler_init_temp(temperature),
+    # These choose, and come last.
+    "mirostat 1": lambda model, *values: C.llama_sampler_init_mirostat(model.n_vocab, *values, 100),
+    "mirostat 2": lambda _, *values: C.llama_sampler_init_mirostat_v2(*values),
+    "greedy": lambda _: C.llama_sampler_init_greedy(),
+}
 
 
 def _owned(sampler: Any) -> Native:

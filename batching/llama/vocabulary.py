@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import llama_cpp.llama_cpp as C
 
-from batching.errors import UnsupportedModel, VocabularyMismatch
+from batching.errors import UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.model import Model
 
@@ -27,7 +27,7 @@ def check_same_vocabulary(target: Model, draft: Model, *, special: bool = True) 
 
     Same tokenizer type, same BOS and EOS if added, sizes within 128, and the same token texts from
     id 5 (llama.cpp, common/speculative.cpp). ``special=False`` skips BOS and EOS, for heads, which
-    never start a text. Raises VocabularyMismatch naming the first difference.
+    never start a text. Raises UnsupportedModel naming the first difference.
     """
     models = target, draft
     types = [C.llama_vocab_type(model.vocab) for model in models]
@@ -55,7 +55,7 @@ def check_same_vocabulary(target: Model, draft: Model, *, special: bool = True) 
 
 
 def _reject(target: Model, draft: Model, reason: str) -> None:
-    raise VocabularyMismatch(
+    raise UnsupportedModel(
         f"{draft.path.name} cannot draft for {target.path.name}: {reason}; "
         f"use a smaller model of the same family"
     )

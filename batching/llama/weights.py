@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from batching.errors import UnsupportedModel
 from batching.gguf.reader import GGUFFile
-from batching.gguf.types import type_name
-from batching.gguf.writer import Array, NewTensor, TensorType, n_bytes
+from batching.gguf.types import n_bytes, type_name
+from batching.gguf.writer import Array, NewTensor, TensorType
 from batching.llama.library import exported
 from batching.tree import Floats
 

@@ -6,13 +6,20 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from tqdm import tqdm
+
 from speculation.bench.device import describe_context, describe_device, describe_model
 from speculation.bench.json_file import check_writable, write_json
 from speculation.bench.options import PROG, Options, parse_options
 from speculation.bench.plot import check_plot, write_plot
-from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import choices, differences, list_methods, skipped_turns
+from speculation.bench.report import (
+    choices,
+    differences,
+    fastest,
+    list_methods,
+    skipped_turns,
+)
 from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.suites import SUITES
 from speculation.bench.summary import summarise
@@ -60,23 +67,37 @@ def _bench(options: Options) -> int:
 
 
 def _measure(engine: Engine, prompts: Sequence[Prompt], options: Options, results: Results) -> None:
-    """Add measurements to ``results`` and update the ``--json`` file after each round."""
+    """Add measurements to ``results``, update the ``--json`` file after each round, and show the
+    progress: every 30 seconds if stderr is not a terminal."""
     suite, plan = SUITES[options.suite], options.plan()
-    with Progress(suite.n_measurements(engine, prompts, plan)) as progress:
+    live = sys.stderr.isatty()
+    with tqdm(
+        total=suite.n_measurements(engine, prompts, plan),
+        unit="run",
+        file=sys.stderr,
+        dynamic_ncols=live,
+        ascii=not live,
+        mininterval=0.1 if live else 30,
+    ) as bar:
         for item in suite.measure(engine, prompts, plan):
-            results.add(item)
             if isinstance(item, Skipped):
-                n_skipped = plan.repeat * len(plan.methods)
-                progress.skip(n_skipped, f"{item.prompt_id} is skipped: {item.reason}")
+                results.skipped.append(item)
+                bar.total -= plan.repeat * len(plan.methods)
+                tqdm.write(f"{item.prompt_id} is skipped: {item.reason}", file=sys.stderr)
             elif isinstance(item, Curve):
-                progress.advance(f"n_past {item.n_past}")
+                results.curves.append(item)
+                bar.set_description_str(f"n_past {item.n_past}", refresh=False)
+                bar.update()
             else:
-                progress.add(item)
+                results.runs += item
+                bar.set_description_str(item[0].prompt_id, refresh=False)
+                bar.set_postfix_str(fastest(results.runs), refresh=False)
+                bar.update(len(item))
             if options.json is not None:
                 write_json(options.json, results)
-        results.complete = True
-        if options.json is not None:
-            write_json(options.json, results)
+    results.complete = True
+    if options.json is not None:
+        write_json(options.json, results)
 
 
 def _show(engine: Engine, options: Options, results: Results) -> None:

@@ -6,11 +6,11 @@ import platform
 from typing import Any
 
 from batching.gguf.reader import fingerprint
-from batching.llama.computed_by import computed_by
 from batching.llama.devices import devices
 from batching.llama.hardware import build_info, physical_cores
 from speculation.bench.report import counted
 from speculation.engine import Engine
+from speculation.system.computed_by import computed_by
 
 
 def describe_device(engine: Engine) -> dict[str, Any]:

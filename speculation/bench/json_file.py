@@ -7,14 +7,14 @@ and ``n_tokens`` is their number; ``complete`` is true once everything is measur
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+
+from msgspec import to_builtins
 
 from batching.errors import InvalidParameter
 from batching.replacing import replacing
-from speculation.bench.results import Results, Run
+from speculation.bench.results import Results
 from speculation.bench.summary import summarise
 from speculation.system.files import require_writable
 
@@ -37,29 +37,19 @@ def check_writable(file: str) -> None:
 
 def write_json(path: str, results: Results) -> None:
     """Replace the file atomically with ``results`` and their summary."""
-    parts = [
-        f'"{name}": {json.dumps(getattr(results, name))}'
-        for name in ("model", "device", "settings", "started", "complete")
-    ]
-    for name, items in (
-        ("runs", map(_fields, results.runs)),
-        ("curves", map(dataclasses.asdict, results.curves)),
-        ("summary", map(dataclasses.asdict, summarise(results.runs))),
-        ("skipped", map(dataclasses.asdict, results.skipped)),
-    ):
+    found = to_builtins(results)
+    for run in found["runs"]:
+        run.update(run.pop("stats"), same_as_ar=run["first_difference"] is None)
+    lists = {
+        "runs": found["runs"],
+        "curves": found["curves"],
+        "summary": to_builtins(summarise(results.runs)),
+        "skipped": found["skipped"],
+    }
+    names = ("model", "device", "settings", "started", "complete")
+    parts = [f'"{name}": {json.dumps(found[name])}' for name in names]
+    for name, items in lists.items():
         lines = ",\n".join(map(json.dumps, items))  # a diff shows which one changed
         parts.append(f'"{name}": ' + (f"[\n{lines}\n]" if lines else "[]"))
     with replacing(Path(path)) as file:
         file.write(("{\n" + ",\n".join(parts) + "\n}\n").encode())
-
-
-def _fields(run: Run) -> dict[str, Any]:
-    """The JSON fields of a run, with those of its stats beside them."""
-    stats = dataclasses.replace(  # before Python 3.12, asdict cannot copy a defaultdict
-        run.stats,
-        rows_histogram=dict(run.stats.rows_histogram),
-        tokens_histogram=dict(run.stats.tokens_histogram),
-    )
-    fields = dataclasses.asdict(dataclasses.replace(run, stats=stats))
-    counts, difference = fields.pop("stats"), fields.pop("first_difference")
-    return {**fields, **counts, "same_as_ar": difference is None, "first_difference": difference}

@@ -8,13 +8,14 @@ Independent of models and tokens.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, MsgspecError, Struct, json
 
 from batching.errors import InvalidParameter, SpeculationError
 from speculation.bench.summary import ALL
@@ -24,6 +25,7 @@ MEMORY = "memory"
 NOVEL = "novel"  # replies that repeat little
 _OURS = (BUILTIN, NOVEL, MEMORY)
 NO_CATEGORY = "prompts"  # category of lines without one
+_FORM = 'write one object per line, such as {"prompt": "..."}'
 
 
 class PromptFileError(SpeculationError):
@@ -84,7 +86,7 @@ def parse_prompts(text: str, name: str) -> list[Prompt]:
         lines.update(dict.fromkeys(ids, number))
         prompts.append(prompt)
     if not prompts:
-        raise PromptFileError(f'{name} has no prompts; write one {{"prompt": "..."}} per line')
+        raise PromptFileError(f"{name} has no prompts; {_FORM}")
     return prompts
 
 
@@ -113,32 +115,25 @@ def select_prompts(
     return selected
 
 
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class _Line(Struct):
+    question_id: str | int | None = None
+    category: str = NO_CATEGORY
+    prompt: _Text | None = None
+    turns: Annotated[list[_Text], Meta(min_length=1)] | None = None
+
+
 def _parse_line(line: str, number: int) -> Prompt:
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PromptFileError(f"not valid JSON ({error}); write one object per line") from None
-    if not isinstance(fields, dict):
-        raise PromptFileError('not a JSON object; write {"prompt": "..."}')
-    identity = fields.get("question_id", f"line-{number}")
-    category = fields.get("category", NO_CATEGORY)
-    if type(identity) not in (str, int) or not isinstance(category, str):
-        raise PromptFileError("question_id must be a string or an integer, category a string")
-    if category == ALL:
+        found = json.decode(line, type=_Line)
+    except (MsgspecError, UnicodeError, RecursionError) as error:
+        raise PromptFileError(f"{error}; {_FORM}") from None
+    turns = found.turns or ([found.prompt] if found.prompt else None)
+    if turns is None:
+        raise PromptFileError(f'neither "prompt" nor "turns" is given; {_FORM}')
+    if found.category == ALL:
         raise PromptFileError(f'the category name "{ALL}" is reserved; choose another')
-    return Prompt(str(identity), category, _turns(fields))
-
-
-def _turns(fields: dict[str, Any]) -> tuple[str, ...]:
-    turns = fields.get("turns")
-    if turns is None:
-        turns = [fields["prompt"]] if "prompt" in fields else None
-    if turns is None:
-        raise PromptFileError('neither "prompt" nor "turns" is given; write {"prompt": "..."}')
-    if not isinstance(turns, list) or not turns:
-        raise PromptFileError('"turns" must be a list of at least one string')
-    if not all(isinstance(turn, str) and turn for turn in turns):
-        raise PromptFileError("a prompt must be a non-empty string")
-    if any("\ud800" <= char <= "\udfff" for turn in turns for char in turn):
-        raise PromptFileError("a prompt has a lone surrogate (half a character); remove it")
-    return tuple(turns)
+    identity = f"line-{number}" if found.question_id is None else str(found.question_id)
+    return Prompt(identity, found.category, tuple(turns))

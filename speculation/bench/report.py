@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from speculation.bench.results import Difference, Run, Skipped
-from speculation.bench.summary import ALL, Row
-from speculation.drafter import shown
+from speculation.bench.summary import ALL, Row, summarise
+from speculation.drafter import BASELINE, shown
+from speculation.meter import PHASES
 from speculation.methods import METHODS, parameter_docs
-from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
@@ -150,6 +150,16 @@ def differences(runs: Sequence[Run], piece: Callable[[int], bytes]) -> str:
     if len(found) > MAX_DIFFERENCES:
         lines.append(f"  and {len(found) - MAX_DIFFERENCES} more; --json saves them all")
     return "\n".join(lines)
+
+
+def fastest(runs: Sequence[Run]) -> str:
+    """The fastest of the methods beside plain decoding, over all tokens and seconds; empty while
+    none has a speed."""
+    rows = [row for row in summarise(runs) if row.category == ALL and row.method != BASELINE]
+    best = max(rows, key=lambda row: row.speed_up_overall, default=None)
+    if best is None or not best.speed_up_overall:
+        return ""
+    return f"fastest {best.method} {best.speed_up_overall:.2f}x"
 
 
 def skipped_turns(skipped: Sequence[Skipped]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batching.cache import common_prefix
-from speculation.stats import Stats
+from speculation.meter import Stats
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,6 @@ class Results:
     skipped: list[Skipped] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     complete: bool = False
-
-    def add(self, item: Sequence[Run] | Skipped | Curve) -> None:
-        """Add a round of runs, a skipped turn, or a curve."""
-        if isinstance(item, Skipped):
-            self.skipped.append(item)
-        elif isinstance(item, Curve):
-            self.curves.append(item)
-        else:
-            self.runs += item
 
 
 def first_difference(ar_tokens: Sequence[int], tokens: Sequence[int]) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batching.cache import Reading
 from batching.errors import InvalidParameter
 from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
@@ -15,8 +16,8 @@ from speculation.chat.template import Message, chat_prompt
 from speculation.drafter import BASELINE, Method
 from speculation.engine import Engine
 from speculation.methods import parse_method
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 
 WARM_UP_TOKENS = 32
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
     """
     engine.prepare()
     for prompt in prompts:
-        tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan)
+        tokens = prompt_tokens(engine, [{"role": "user", "content": prompt.turns[0]}], plan)
         if _too_long(engine, tokens, plan) is None:
             with engine.resources.memory.paused():
                 for method in plan.methods:
@@ -86,7 +87,7 @@ def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[l
     for prompt in prompts:
         conversation: list[Message] = []
         for turn, text in enumerate(prompt.turns, start=1):
-            conversation.append(_user(text))
+            conversation.append({"role": "user", "content": text})
             tokens = prompt_tokens(engine, conversation, plan)
             reason = _too_long(engine, tokens, plan)
             if reason is not None:  # later turns are longer still
@@ -94,6 +95,7 @@ def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[l
                     yield Skipped(prompt.turn_id(later), prompt.category, reason)
                 break
             baseline: Sequence[int] = ()  # plain decoding's tokens
+            reply = ""
             for repeat in range(plan.repeat):
                 with memory.paused():
                     done = {
@@ -101,21 +103,24 @@ def measure(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> Iterator[l
                         for method in plan.rotated(n_rounds)
                     }
                 n_rounds += 1
-                # Later repeats of plain decoding are compared with the first as well.
-                baseline = baseline or done[BASELINE].token_ids
+                if not repeat:  # later ones of plain decoding are compared with the first as well
+                    baseline, reply = done[BASELINE].token_ids, done[BASELINE].text
                 yield [
-                    _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
+                    Run(
+                        method=str(method),
+                        prompt_id=prompt.turn_id(turn),
+                        category=prompt.category,
+                        repeat=repeat,
+                        tokens=written.token_ids,
+                        finish_reason=written.finish_reason,
+                        stats=written.stats,
+                        first_difference=_difference(engine, baseline, written),
+                    )
                     for method in plan.methods
+                    for written in (done[str(method)],)
                 ]
             memory.remember([*tokens, *baseline])
-            conversation.append({"role": "assistant", "content": reply_text(engine, baseline)})
-
-
-def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
-    """The text of a reply from its token ids, without end-of-generation tokens."""
-    model = engine.model
-    text = [token for token in tokens if token not in model.ends]
-    return model.detokenize(text).decode("utf-8", "replace")
+            conversation.append({"role": "assistant", "content": reply})
 
 
 def prompt_tokens(engine: Engine, conversation: Sequence[Message], plan: Plan) -> list[int]:
@@ -139,7 +144,9 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
         cache = engine.cache
         cache.truncate(0)
         cache.reserve(1)
-        cache.prefill(prompt[:-1], defer=True)
+        reading = Reading(cache, prompt[:-1], defer=True)
+        while (rows := reading.next_rows()) is not None:
+            reading.take(cache.target.decode(rows))
         cache.target.want_logits(True)
         for token in [prompt[-1], *text]:
             rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
@@ -152,33 +159,13 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
 
 def generate(
     engine: Engine, tokens: Sequence[int], method: Method, sampling: SamplingParams, n_predict: int
-) -> Text:
+) -> Reply:
     """Generate after an empty cache, so that every method prefills the whole prompt."""
     engine.call(lambda: engine.cache.truncate(0))
     return engine.generate(tokens, method=method, sampling=sampling, max_tokens=n_predict).run()
 
 
-def _as_run(
-    engine: Engine,
-    prompt: Prompt,
-    turn: int,
-    repeat: int,
-    baseline: Sequence[int],
-    done: Text,
-) -> Run:
-    return Run(
-        method=str(done.method),
-        prompt_id=prompt.turn_id(turn),
-        category=prompt.category,
-        repeat=repeat,
-        tokens=done.token_ids,
-        finish_reason=done.finish_reason,
-        stats=done.stats,
-        first_difference=_difference(engine, baseline, done),
-    )
-
-
-def _difference(engine: Engine, baseline: Sequence[int], done: Text) -> Difference | None:
+def _difference(engine: Engine, baseline: Sequence[int], done: Reply) -> Difference | None:
     """Where the text diverges from ``baseline``, plain decoding's token ids."""
     index = first_difference(baseline, done.token_ids)
     if index is None:
@@ -199,7 +186,3 @@ def _too_long(engine: Engine, tokens: Sequence[int], plan: Plan) -> str | None:
         f"{len(tokens)} prompt tokens plus --n-predict {plan.n_predict} exceed the context of "
         f"{n_ctx}; raise --ctx to {needed} or lower --n-predict"
     )
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from statistics import mean, median, stdev
-from typing import TypeVar
 
 from speculation.bench.results import Run
 from speculation.drafter import BASELINE
-from speculation.stats import PHASES, rate
+from speculation.meter import PHASES, Stats
 
 ALL = "all"
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -68,68 +65,48 @@ def summarise(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def speed_ups(runs: Iterable[Run], baseline: Iterable[Run]) -> list[float]:
-    """The speed-up of each prompt: median tokens per second over the baseline's median."""
-    plain = _medians(baseline)
-    return [
-        value / plain[prompt_id]
-        for prompt_id, value in _medians(runs).items()
-        if value and plain[prompt_id]
-    ]
-
-
-def tokens_per_second(runs: Sequence[Run]) -> float:
-    """Tokens after the first step over decode seconds, of all runs."""
-    every = [run.stats for run in runs]
-    return rate(
-        sum(stats.n_tokens for stats in every),
-        sum(stats.n_first for stats in every),
-        sum(stats.decode_seconds for stats in every),
-    )
-
-
 def _row(category: str, runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
-    ratios = speed_ups(runs, baseline)
-    every = [run.stats for run in runs]
-    n_steps = sum(stats.n_steps for stats in every)
-    n_timed = max(1, n_steps - len(runs))
-    n_drafted = sum(stats.n_drafted for stats in every)
-    phases = {
-        phase: sum(stats.phase_seconds[phase] for stats in every) / n_timed for phase in PHASES
-    }
-    speed, plain = tokens_per_second(runs), tokens_per_second(baseline)
+    own, plain = _medians(runs), _medians(baseline)
+    ratios = [own[name] / plain[name] for name in own if own[name] and plain[name]]
+    total, speed = _total(runs), _total(baseline).tokens_per_second
+    n_timed = max(1, total.n_steps - len(runs))
+    phases = {phase: total.phase_seconds[phase] / n_timed for phase in PHASES}
     return Row(
         category=category,
         method=runs[0].method,
-        n_prompts=len({run.prompt_id for run in runs}),
+        n_prompts=len(own),
         n_runs=len(runs),
         n_different=sum(run.first_difference is not None for run in runs),
-        tokens_per_second=speed,
+        tokens_per_second=total.tokens_per_second,
         speed_up_mean=mean(ratios) if ratios else 0.0,
         speed_up_std=stdev(ratios) if len(ratios) > 1 else None,
-        speed_up_overall=speed / plain if plain else 0.0,
-        tokens_per_step=sum(stats.n_tokens for stats in every) / n_steps,
-        acceptance_rate=sum(stats.n_accepted for stats in every) / n_drafted if n_drafted else None,
-        prefill_seconds=mean(stats.prefill_seconds for stats in every),
+        speed_up_overall=total.tokens_per_second / speed if speed else 0.0,
+        tokens_per_step=total.tokens_per_step,
+        acceptance_rate=total.acceptance_rate if total.n_drafted else None,
+        prefill_seconds=total.prefill_seconds / len(runs),
         phase_seconds=phases,
-        outside_decode_seconds=(
-            sum(stats.decode_seconds for stats in every) / n_timed - phases["decode"]
-        ),
-        rows_histogram=_total(stats.rows_histogram for stats in every),
-        tokens_histogram=_total(stats.tokens_histogram for stats in every),
-        accepted_by_source=_total(stats.accepted_by_source for stats in every),
+        outside_decode_seconds=total.decode_seconds / n_timed - phases["decode"],
+        rows_histogram=total.rows_histogram,
+        tokens_histogram=total.tokens_histogram,
+        accepted_by_source=total.accepted_by_source,
     )
 
 
-def _total(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
-    """The sum of several counts by key."""
-    summed: Counter[Key] = Counter()
-    for count in counts:
-        summed.update(count)
-    return dict(summed)
+def _total(runs: Sequence[Run]) -> Stats:
+    """The sum of all runs' counters and times."""
+    total = Stats()
+    for field_ in fields(Stats):
+        values = [getattr(run.stats, field_.name) for run in runs]
+        if isinstance(values[0], Mapping):
+            keys = dict.fromkeys(key for value in values for key in value)
+            found = {key: sum(value.get(key, 0) for value in values) for key in keys}
+            setattr(total, field_.name, found)
+        else:
+            setattr(total, field_.name, sum(values))
+    return total
 
 
-def _medians(runs: Iterable[Run]) -> dict[str, float]:
+def _medians(runs: Sequence[Run]) -> dict[str, float]:
     """Median tokens per second over the repeats of each prompt."""
     rates: dict[str, list[float]] = {}
     for run in runs:

@@ -62,18 +62,19 @@ class ReasoningSpan(NamedTuple):
     answer: int
 
 
-def find_reasoning(text: str, opening: str = "") -> ReasoningSpan | None:
+def find_reasoning(text: str, opening: str = "", n_seen: int = 0) -> ReasoningSpan | None:
     """The reasoning at the start of a reply, or None if there is none.
 
-    ``opening`` is the opening mark if the prompt ended with it.
+    ``opening`` is the opening mark if the prompt ended with it. The first ``n_seen`` characters had
+    no answer yet.
     """
-    whole = opening + text
+    whole, n_opening = opening + text, len(opening)
     for before, after in _PATTERNS:
         start = before.match(whole)
         if start is not None:
-            end = after.search(whole, start.end())
+            end = after.search(whole, max(start.end(), n_opening + n_seen - LONGEST_MARK))
             positions = (start.end(), *(end.span() if end else (len(whole), len(whole))))
-            return ReasoningSpan(*(max(0, position - len(opening)) for position in positions))
+            return ReasoningSpan(*(max(0, position - n_opening) for position in positions))
     return None
 
 
@@ -90,12 +91,10 @@ def start_of_answer(text: str, opening: str = "", n_seen: int = 0) -> int | None
 
     The first ``n_seen`` characters had no answer yet. ``opening`` as in ``find_reasoning``.
     """
-    whole, n_opening = opening + text, len(opening)
-    for before, after in _PATTERNS:
-        if (start := before.match(whole)) is not None:
-            end = after.search(whole, max(start.end(), n_opening + n_seen - LONGEST_MARK))
-            return None if end is None or end.end() == len(whole) else end.end() - n_opening
-    return 0
+    found = find_reasoning(text, opening, n_seen)
+    if found is None:
+        return 0
+    return None if found.answer == len(text) else found.answer
 
 
 def opening_of(prompt: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -54,7 +54,9 @@ class ReplyParser:
 
     Holds back only text that may still become a mark. Marks, and white space beside calls, are in
     no delta. Text that looks like a call but is none becomes content. Arguments are passed on as
-    they arrive, so those of a reply that ends inside a call are incomplete: ``in_call``.
+    they arrive, so those of a reply that ends inside a call are incomplete.
+
+    in_call  whether the arguments of a call have begun and not ended
 
     Models also write calls in another form than their template's. Those are read, too, if they name
     one of the tools: JSON that is an answer of its own, starts a line, or is in a block or a tag.
@@ -66,96 +68,85 @@ class ReplyParser:
         """``format_`` None looks for no calls; ``opening`` is the opening mark of reasoning if the
         prompt ended with it; ``tools`` tell strings from other arguments where a model's calls do
         not, and have the names that a call without a mark needs."""
-        self._format = format_
+        self._end = format_.end if format_ else ""
         functions = (tool.get("function") for tool in tools)
         self._names = {each.get("name") for each in functions if isinstance(each, Mapping)}
         own = [] if format_ is None else [_patterns(format_)]
         self._forms = [*own, _OTHER] if own and self._names else own
-        self._patterns = _OTHER  # of the present call
         self._types = parameter_types(tools) if format_ and format_.parameters else {}
+        self.in_call = False
         self._held = opening
-        self._read: Callable[[bool], list[Delta]] = self._read_start
-        self._close = ""  # pattern of the mark after the reasoning
+        self._is_last = False  # no more text comes
+        self._deltas: list[Delta] = []
         self._n_calls = 0
         self._at_call = True  # a call without a mark may start here
-        self._json = _JsonEnd()
-        self._name = ""  # of the present call
-        self._n_keys = 0  # of its arguments so far
-        self._value: frozenset[str] | None = None  # types of the argument being read
+        self._reading = self._reply()
 
     def feed(self, text: str) -> list[Delta]:
         """Add the next part of the reply."""
         self._held += text
-        return self._advance(last=False)
+        return self._read()
 
     def finish(self) -> list[Delta]:
         """What is still held back, after the reply has ended."""
-        return self._advance(last=True)
+        self._is_last = True
+        return self._read()
 
-    @property
-    def in_call(self) -> bool:
-        """Whether the arguments of a call have begun and not ended."""
-        return self._read in (self._read_json, self._read_parameters, self._read_notation)
-
-    def _advance(self, last: bool) -> list[Delta]:
-        deltas: list[Delta] = []
-        read = None
-        while read != self._read:  # each phase reads its part, then sets the next one
-            read = self._read
-            deltas += read(last)
-        return joined(deltas)
+    def _read(self) -> list[Delta]:
+        next(self._reading)
+        found, self._deltas = joined(self._deltas), []
+        return found
 
     def _take(self, n: int | None = None) -> str:
         n = len(self._held) if n is None else n
         taken, self._held = self._held[:n], self._held[n:]
         return taken
 
-    def _read_start(self, last: bool) -> list[Delta]:
-        if not last and any(beginning_of(b).fullmatch(self._held) for b, _ in REASONING_MARKS):
-            return []
-        self._read = self._read_answer
-        for before, after in REASONING_MARKS:
+    def _begin(self, name: str) -> None:
+        self._deltas.append(CallStart(self._n_calls, name))
+        self._n_calls += 1
+
+    def _add_arguments(self, text: str) -> None:
+        self._deltas.append(CallArguments(self._n_calls - 1, text))
+
+    # These read a part of the reply each. They yield where they need more of the text; after the
+    # last one they are not resumed.
+
+    def _reply(self) -> Iterator[None]:
+        marks = REASONING_MARKS
+        while not self._is_last and any(beginning_of(b).fullmatch(self._held) for b, _ in marks):
+            yield
+        for before, after in marks:
             found = re.match(before, self._held)
             if found is not None:
                 self._take(found.end())
-                self._read, self._close = self._read_reasoning, after
+                yield from self._reasoning(after)
                 break
-        return []
+        while True:
+            call = self._next_call()
+            if call is not None:
+                yield from self._call(*call)
+            else:
+                self._deltas.append(Content(self._take(self._n_content())))
+                yield
 
-    def _read_reasoning(self, last: bool) -> list[Delta]:
-        found = re.search(self._close, self._held)
-        if found is not None:
-            may_go_on = beginning_of(self._close).fullmatch(self._held, found.start())
-            if last or may_go_on is None:
-                self._read = self._read_answer
-                return [Reasoning(self._take(found.end())[: found.start()])]
-        return [Reasoning(self._take(None if last else n_settled(self._held, self._close)))]
+    def _reasoning(self, close: str) -> Iterator[None]:
+        """Read up to and with the mark after the reasoning."""
+        while True:
+            found = re.search(close, self._held)
+            if found is not None:
+                may_go_on = beginning_of(close).fullmatch(self._held, found.start())
+                if self._is_last or may_go_on is None:
+                    self._deltas.append(Reasoning(self._take(found.end())[: found.start()]))
+                    return
+            n = None if self._is_last else n_settled(self._held, close)
+            self._deltas.append(Reasoning(self._take(n)))
+            yield
 
-    def _read_answer(self, last: bool) -> list[Delta]:
-        call = self._next_call(last)
-        if call is not None:
-            found, self._patterns = call
-            before = Content(self._take(len(self._held[: found.start()].rstrip())))
-            start, name = found.end() - 1 - len(before.text), found.groups()[-1]
-            if self._held[start] == '"' and not self._patterns.key:
-                text = _STRING.match(self._held, start)
-                if text is None:
-                    return [before]
-                self._take(text.end())
-                self._read = self._read_tail
-                return [before, self._start(name), self._arguments(_object_in(text[0]))]
-            if self._patterns.quote:
-                self._take(found.start() - len(before.text))
-                self._read = self._read_notation
-                return [before]
-            self._take(start)
-            self._read, self._json = self._read_json, _JsonEnd()
-            if self._patterns.key:
-                self._read = self._read_parameters
-                self._n_keys, self._value = 0, None
-            return [before, self._start(name)]
+    def _n_content(self) -> int:
+        """How many of the characters held are an answer's for certain, if none begins a call."""
         held, n = self._held, len(self._held)
-        if not last:
+        if not self._is_last:
             n = min((n_settled(held, form.head) for form in self._forms), default=n)
             bare = (form.bare for form in self._forms if form.bare and self._at_call)
             if any(beginning_of(each).fullmatch(held) for each in bare):
@@ -165,129 +156,168 @@ class ReplyParser:
         elif self._n_calls and not held.strip():
             n = 0
         self._at_call = self._at_call and n == 0
-        return [Content(self._take(n))]
+        return n
 
-    def _next_call(self, last: bool) -> tuple[re.Match[str], _Patterns] | None:
+    def _next_call(self) -> tuple[re.Match[str], _Patterns] | None:
         """The first call in what is held, up to the first character of its arguments."""
         calls = []
         for form in self._forms:
             found = [re.match(form.bare, self._held)] if self._at_call and form.bare else []
             for call in (*found, *re.finditer(form.head, self._held)):
-                if call is not None and self._is_call(call, form, last):
+                if call is not None and self._is_call(call, form):
                     calls.append((call, form))
                     break
         return min(calls, key=lambda call: call[0].span()[::-1], default=None)
 
-    def _is_call(self, found: re.Match[str], form: _Patterns, last: bool) -> bool:
+    def _is_call(self, found: re.Match[str], form: _Patterns) -> bool:
         if form.by_name and self._names and found.groups()[-1] not in self._names:
             return False
         if found[0][-1] != '"' or form.key:
             return True
         text = _STRING.match(self._held, found.end() - 1)
-        return not last if text is None else _object_in(text[0]) != ""
+        return not self._is_last if text is None else _object_in(text[0]) != ""
 
-    def _start(self, name: str) -> CallStart:
-        self._n_calls += 1
-        self._name = name
-        return CallStart(self._n_calls - 1, name)
-
-    def _arguments(self, text: str) -> CallArguments:
-        return CallArguments(self._n_calls - 1, text)
-
-    def _read_json(self, last: bool) -> list[Delta]:
-        text, end = self._json.read(self._held)
-        self._take(end)
+    def _call(self, found: re.Match[str], form: _Patterns) -> Iterator[None]:
+        """Read a call, and the white space before it."""
+        before = self._take(len(self._held[: found.start()].rstrip()))
+        self._deltas.append(Content(before))
+        start, name = found.end() - 1 - len(before), found.groups()[-1]
+        is_text = self._held[start] == '"' and not form.key
+        text = _STRING.match(self._held, start) if is_text else None
+        if is_text and text is None:
+            yield  # and look again
+            return
+        if form.quote and text is None:
+            self._take(found.start() - len(before))
+            yield from self._notation(form)
+            return
+        self._begin(name)
+        if text is not None:
+            self._take(text.end())
+            self._add_arguments(_object_in(text[0]))
+        else:
+            self._take(start)
+            self.in_call = True
+            yield from self._parameters(form, name) if form.key else self._json()
+            self.in_call = False
+        is_beginning = beginning_of(form.tail).fullmatch
+        while is_beginning(self._held) and not self._is_last:
+            yield
+        end = re.match(form.tail, self._held)
         if end is not None:
-            self._read = self._read_tail
-        return [self._arguments(text)]
+            self._take(end.end())
+        elif is_beginning(self._held):  # the reply ends before the call's closing mark
+            self._take()
+        self._at_call = True
 
-    def _read_parameters(self, last: bool) -> list[Delta]:
-        """Read arguments that are written one by one."""
-        deltas: list[Delta] = []
-        key, after, tail = self._patterns.key, self._patterns.after, self._patterns.tail
+    def _json(self) -> Iterator[None]:
+        """Read a JSON object. Line breaks and tabs in its strings become escapes, which models
+        forget."""
+        depth, in_string, is_escaped = 0, False, False
         while True:
-            if self._value is not None:
-                found = self._end_of_value(last)
-                if self._value == STRING:
-                    n = len(self._held) if last else n_settled(self._held, after)
-                    text = self._take(n if found is None else found.start())
-                    deltas.append(self._arguments(json.dumps(text, ensure_ascii=False)[1:-1]))
-                if found is None:
-                    return deltas
-                text = self._take(len(found[0]) if self._value == STRING else found.end())
-                if self._value == STRING:
-                    deltas.append(self._arguments('"'))
-                else:
-                    text = text[: found.start()]
-                    deltas.append(self._arguments(_dumped(value_of(text, self._value), text)))
-                self._value = None
-            elif (found := re.match(key, self._held)) and (last or found.end() < len(self._held)):
-                self._take(found.end())
-                types = self._types.get(self._name, {}).get(found[1], ANY_TYPE)
-                is_string = found[2] is not None or types == STRING
-                self._value = STRING if is_string else types
-                separator = ", " if self._n_keys else "{"
-                self._n_keys += 1
-                text = f"{separator}{json.dumps(found[1], ensure_ascii=False)}: "
-                deltas.append(self._arguments(text + ('"' if is_string else "")))
-            elif any(beginning_of(each).fullmatch(self._held) for each in (key, tail)):
-                if re.fullmatch(tail, self._held) is None or not last:
-                    return deltas
-                break
-            else:
-                break
-        self._read = self._read_tail
-        return [*deltas, self._arguments("}" if self._n_keys else "{}")]
+            written, held = [], self._take()
+            for i, character in enumerate(held):
+                is_bare = in_string and not is_escaped and character < " "
+                written.append(json.dumps(character)[1:-1] if is_bare else character)
+                if is_escaped:
+                    is_escaped = False
+                elif in_string:
+                    is_escaped, in_string = character == "\\", character != '"'
+                elif character == '"':
+                    in_string = True
+                elif character in "{[":
+                    depth += 1
+                elif character in "}]":
+                    depth -= 1
+                if not depth:
+                    self._held = held[i + 1 :]
+                    break
+            self._add_arguments("".join(written))
+            if written and not depth:
+                return
+            yield
 
-    def _end_of_value(self, last: bool) -> re.Match[str] | None:
+    def _parameters(self, form: _Patterns, name: str) -> Iterator[None]:
+        """Read arguments that are written one by one."""
+        separator, types_of = "{", self._types.get(name, {})
+        while True:
+            found = re.match(form.key, self._held)
+            if found is not None and (self._is_last or found.end() < len(self._held)):
+                self._take(found.end())
+                types = types_of.get(found[1], ANY_TYPE)
+                is_string = found[2] is not None or types == STRING
+                key = json.dumps(found[1], ensure_ascii=False)
+                self._add_arguments(f"{separator}{key}: " + ('"' if is_string else ""))
+                yield from self._value(form.after, STRING if is_string else types)
+                separator = ", "
+                continue
+            may_go_on = any(
+                beginning_of(each).fullmatch(self._held) for each in (form.key, form.tail)
+            )
+            if not may_go_on or (self._is_last and re.fullmatch(form.tail, self._held)):
+                break
+            yield
+        self._add_arguments("{}" if separator == "{" else "}")
+
+    def _value(self, after: str, types: frozenset[str]) -> Iterator[None]:
+        """Read an argument's value, and what is after it."""
+        while True:
+            found = self._end_of_value(after, types)
+            if types == STRING:
+                n = len(self._held) if self._is_last else n_settled(self._held, after)
+                text = self._take(n if found is None else found.start())
+                self._add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            if found is not None:
+                break
+            yield
+        if types == STRING:
+            self._take(len(found[0]))
+            self._add_arguments('"')
+        else:
+            text = self._take(found.end())[: found.start()]
+            self._add_arguments(_dumped(value_of(text, types), text))
+
+    def _end_of_value(self, after: str, types: frozenset[str]) -> re.Match[str] | None:
         """What is after the argument that is being read. A value that must be JSON may have it in
         its strings, too."""
-        found = re.finditer(self._patterns.after, self._held)
+        found = re.finditer(after, self._held)
         first = next(found, None)
-        if self._value is None or "string" in self._value or first is None:
+        if "string" in types or first is None:
             return first
         for match in (first, *found):
             with suppress(ValueError):
                 json.loads(self._held[: match.start()])
                 return match
-        return first if last else None
+        return first if self._is_last else None
 
-    def _read_tail(self, last: bool) -> list[Delta]:
-        tail = self._patterns.tail
-        is_beginning = beginning_of(tail).fullmatch(self._held) is not None
-        if is_beginning and not last:
-            return []
-        found = re.match(tail, self._held)
-        if found is not None:
-            self._take(found.end())
-        elif is_beginning:  # the reply ends before the call's closing mark
-            self._take()
-        self._read, self._at_call = self._read_answer, True
-        return []
-
-    def _read_notation(self, last: bool) -> list[Delta]:
+    def _notation(self, form: _Patterns) -> Iterator[None]:
         """Read a whole call whose arguments have bare keys."""
-        assert self._format is not None
-        quote, tail = self._patterns.quote, self._patterns.tail
-        head = re.match(self._patterns.head, self._held)
+        self.in_call = True
+        head = re.match(form.head, self._held)
         assert head is not None
-        parts = self._held[head.end() - 1 :].split(quote)  # every second one is a string
-        ends = ((i, re.search(r"\}\s*" + tail, parts[i])) for i in range(0, len(parts), 2))
-        i, end = next(((i, end) for i, end in ends if end is not None), (0, None))
         name = head[head.lastindex or 0]
-        if end is None:
-            begun = _quoted(parts).removesuffix('"' if len(parts) % 2 == 0 else "")
-            return [self._start(name), self._arguments(begun)] if last else []
-        rest = parts[i][end.start() + 1 :].lstrip()
-        may_go_on = self._format.end and i == len(parts) - 1 and beginning_of(tail).fullmatch(rest)
-        if may_go_on and not last:
-            return []
+        while True:
+            parts = self._held[head.end() - 1 :].split(form.quote)  # every second is a string
+            ends = ((i, re.search(r"\}\s*" + form.tail, parts[i])) for i in range(0, len(parts), 2))
+            i, end = next(((i, end) for i, end in ends if end is not None), (0, None))
+            if end is not None:
+                rest = parts[i][end.start() + 1 :].lstrip()
+                is_at_end = self._end and i == len(parts) - 1
+                may_go_on = is_at_end and beginning_of(form.tail).fullmatch(rest)
+                if self._is_last or not may_go_on:
+                    break
+            elif self._is_last:
+                self._begin(name)
+                self._add_arguments(_quoted(parts).removesuffix('"' * (len(parts) % 2 == 0)))
+            yield
         arguments = _to_json([*parts[:i], parts[i][: end.start() + 1]])
-        self._read, self._at_call = self._read_answer, bool(arguments)
-        if not arguments:
-            return [Content(self._take(head.end()))]
-        self._held = quote.join([parts[i][end.end() :], *parts[i + 1 :]])
-        return [self._start(name), self._arguments(arguments)]
+        self.in_call, self._at_call = False, bool(arguments)
+        if arguments:
+            self._held = form.quote.join([parts[i][end.end() :], *parts[i + 1 :]])
+            self._begin(name)
+            self._add_arguments(arguments)
+        else:
+            self._deltas.append(Content(self._take(head.end())))
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
@@ -434,32 +464,3 @@ def _dumped(value: Any, text: str) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         return text.strip()
-
-
-class _JsonEnd:
-    """Reads a JSON object in a stream. Line breaks and tabs in its strings become escapes, which
-    models forget."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._escaped = False
-
-    def read(self, text: str) -> tuple[str, int | None]:
-        """What the next part has of the object, and where that ends; None if it goes on."""
-        written = []
-        for i, character in enumerate(text):
-            is_bare = self._in_string and not self._escaped and character < " "
-            written.append(json.dumps(character)[1:-1] if is_bare else character)
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped, self._in_string = character == "\\", character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return "".join(written), i + 1
-        return "".join(written), None

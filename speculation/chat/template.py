@@ -9,7 +9,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -80,19 +79,16 @@ def render_messages(
     *,
     bos_token: str = "",
     eos_token: str = "",
-    thinking: bool | None = None,
-    tools: Sequence[Tool] = (),
-    template_kwargs: Mapping[str, Any] | None = None,
+    **options: Unpack[ChatOptions],
 ) -> str:
     """The text of a conversation, ready for the assistant's next turn.
 
-    ``thinking`` turns reasoning on or off, if the template supports it; None = its default.
-    ``tools`` are functions that the model may call, in OpenAI's form; ``template_kwargs`` are more
-    variables for the template. Raises InvalidParameter for an empty conversation, an invalid
-    message or tool, messages that the template rejects (some accept no system message, or require
-    alternating roles), or ``thinking`` if the template does not support it. Raises UnsupportedModel
-    for a template that exceeds a limit.
+    Raises InvalidParameter for an empty conversation, an invalid message or tool, messages that the
+    template rejects (some accept no system message, or require alternating roles), or ``thinking``
+    if the template does not support it. Raises UnsupportedModel for a template that exceeds a
+    limit.
     """
+    tools, thinking = options.get("tools", ()), options.get("thinking")
     variables: dict[str, Any] = {
         "messages": [_for_template(message, template) for message in _plain_messages(messages)],
         "add_generation_prompt": True,
@@ -108,7 +104,7 @@ def render_messages(
                 "for it; leave thinking out"
             )
         variables.update(dict.fromkeys(THINKING, thinking))
-    for name, value in (template_kwargs or {}).items():
+    for name, value in (options.get("template_kwargs") or {}).items():
         if name in RESERVED:
             raise InvalidParameter(f"template_kwargs cannot replace {name}; leave it out")
         variables[name] = value
@@ -245,16 +241,11 @@ def _in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[st
             made = {key: value for key, value in message.items() if key != "tool_calls"}
             made["content"] = "\n".join(text for text in (content, *calls) if text)
         found.append(made)
-    known = checked_tools(tools)
-    return _with_system(found, described(known)) if known else found
-
-
-def _with_system(messages: Sequence[Message], text: str) -> list[dict[str, Any]]:
-    """The messages with more in the system message at their start."""
-    system = {"role": "system", "content": text}
-    if messages and messages[0]["role"] == "system":
-        return [_as_one(messages[0], system), *map(dict, messages[1:])]
-    return [system, *map(dict, messages)]
+    if known := checked_tools(tools):
+        system = {"role": "system", "content": described(known)}
+        is_first = bool(found) and found[0]["role"] == "system"
+        found[:is_first] = [_as_one(found[0], system) if is_first else system]
+    return found
 
 
 def _accepted_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
@@ -316,23 +307,15 @@ class _Conversation:
     begun    the start of the reply, which generation continues
     """
 
-    def __init__(
-        self,
-        model: Model,
-        messages: Sequence[Message],
-        *,
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
-        template_kwargs: Mapping[str, Any] | None = None,
-        continue_last: bool | None = None,
-    ) -> None:
+    def __init__(self, model: Model, messages: Sequence[Message], options: ChatOptions) -> None:
         complete, self.begun = _plain_messages(messages), ""
         begun: Message | None = None
+        tools, continue_last = options.get("tools", ()), options.get("continue_last")
         has_tools = _has_tools(complete, tools)
         self._model = model
         self._template = template_of(model, tools=has_tools)
         self.bos, self._eos = (_piece(model, name) for name in ("bos", "eos"))
-        self._thinking = thinking
+        self._thinking = options.get("thinking")
         last = complete[-1]
         is_answer = last["role"] == ASSISTANT and "tool_calls" not in last
         can_continue = is_answer and len(complete) > 1
@@ -345,7 +328,7 @@ class _Conversation:
             begun = complete.pop()
         if has_tools and not tool_format(self._template).in_template:
             complete, tools = _in_text(complete, tools), ()
-        self._given = (tools, template_kwargs or {})
+        self._given = (tools, options.get("template_kwargs") or {})
         self._messages: Sequence[Message] = _reasoning_apart(complete)
         self.text = self._render(self._messages, *self._given)
         self.opening = opening_of(self.text)
@@ -393,27 +376,21 @@ class _Conversation:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, Any]
     ) -> str:
-        given: dict[str, Any] = {
-            "bos_token": self.bos,
-            "eos_token": self._eos,
-            "thinking": self._thinking,
-            "tools": tools,
-            "template_kwargs": more,
-        }
-        forms = _accepted_forms(messages)
-        try:
-            return render_messages(self._template, next(forms), **given)
-        except InvalidParameter as error:
-            refusal = error
-        for form in forms:
-            with suppress(InvalidParameter):
-                return render_messages(self._template, form, **given)
-        raise refusal
+        options: ChatOptions = {"thinking": self._thinking, "tools": tools, "template_kwargs": more}
+        refusals = []
+        for form in _accepted_forms(messages):
+            try:
+                return render_messages(
+                    self._template, form, bos_token=self.bos, eos_token=self._eos, **options
+                )
+            except InvalidParameter as error:  # noqa: PERF203 (each by itself)
+                refusals.append(error)
+        raise refusals[0]
 
 
 def chat_text(model: Model, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
     """The text that ``chat_prompt`` tokenizes, with the same parameters and errors."""
-    conversation = _Conversation(model, messages, **options)
+    conversation = _Conversation(model, messages, options)
     return conversation.text + conversation.begun
 
 
@@ -430,19 +407,17 @@ def chat_prompt(
     assistant is the start of an answer, unless it has marks of reasoning. Raises as
     ``render_messages`` does.
     """
-    conversation = _Conversation(model, messages, **options)
+    conversation = _Conversation(model, messages, options)
     stop = TRANSCRIPT_STOPS if model.chat_template is None else ()
     parts, begun = conversation.parts(), conversation.begun
     inside = _unclosed_opening(begun, conversation.opening)
     has_bos = bool(conversation.bos) and conversation.text.startswith(conversation.bos)
     if len(parts) == 1 and not model.has_control_tokens(begun):
-        text = parts[0][0] + begun
-        tokens = model.tokenize(text, add_special=not has_bos, parse_special=True)
-        return ChatPrompt(tokens, inside, stop, bool(begun) and not inside)
-    # In the begun reply, only the marks of reasoning are control tokens.
-    marks = _split_at_marks(begun, conversation.opening)
-    parts += [(part, i % 2 == 0) for i, part in enumerate(marks)]
-    tokens = []
+        parts = [(parts[0][0] + begun, True)]
+    else:  # in the begun reply, only the marks of reasoning are control tokens
+        marks = _split_at_marks(begun, conversation.opening)
+        parts += [(part, i % 2 == 0) for i, part in enumerate(marks)]
+    tokens: list[int] = []
     for i, (part, is_template) in enumerate(parts):
         add_special = i == 0 and not has_bos
         tokens += model.tokenize(part, add_special=add_special, parse_special=is_template)

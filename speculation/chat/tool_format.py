@@ -11,9 +11,10 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from speculation.chat.reasoning import answer_of
@@ -192,83 +193,56 @@ def _read_off(plain: str, called: str) -> ToolFormat | None:
     read = [_arguments_in(each) for each in ((first, last) if is_second else (last,))]
     if not opening or any(each is None for each in read):
         return None
-    *others, (middle, close, parameters, quote) = [each for each in read if each is not None]
-    close = close.rstrip()
+    *others, made = [each for each in read if each is not None]
+    made = replace(made, opening=opening, close=made.close.rstrip())
     if not others:
-        return _made("", opening, middle, close, None, "", parameters, quote)
-    after, behind = atoms(others[0].close), atoms(close)
+        return _with_own_ends(made)
+    after, behind, whole = atoms(others[0].close), atoms(made.close), atoms(opening)
     n_close = _n_common(after, behind)
-    n_opening = _n_common(atoms(opening)[::-1], after[n_close:][::-1])
+    n_opening = _n_common(whole[::-1], after[n_close:][::-1])
     if not n_opening:
         return None
-    whole = atoms(opening)
-    return _made(
-        "".join(whole[: len(whole) - n_opening]),
-        "".join(whole[len(whole) - n_opening :]),
-        middle,
-        "".join(after[:n_close]),
-        "".join(after[n_close : len(after) - n_opening]),
-        "".join(behind[n_close:]),
-        parameters,
-        quote,
+    return _with_own_ends(
+        replace(
+            made,
+            begin="".join(whole[: len(whole) - n_opening]),
+            opening="".join(whole[len(whole) - n_opening :]),
+            close="".join(after[:n_close]),
+            between="".join(after[n_close : len(after) - n_opening]),
+            end="".join(behind[n_close:]),
+        )
     )
 
 
-def _made(
-    begin: str,
-    opening: str,
-    middle: str,
-    close: str,
-    between: str | None,
-    end: str,
-    parameters: _Surroundings | None,
-    quote: str,
-) -> ToolFormat:
-    """A format, with what follows the last argument split into its own end and the call's."""
-    if parameters is None:
-        return ToolFormat(begin, opening, middle, close, between, end, quote=quote)
-    first, then, last = (atoms(part) for part in (middle, parameters.next, close))
+def _with_own_ends(format_: ToolFormat) -> ToolFormat:
+    """A format whose parameters have only what is between two of them, with that split into what is
+    before and after each, and with what follows the last one split into its own end and the
+    call's."""
+    if format_.parameters is None:
+        return format_
+    texts = (format_.middle, format_.parameters.between, format_.close)
+    first, then, last = (atoms(text) for text in texts)
     n_before = _n_common(first[::-1], then[::-1])
     gap = then[: len(then) - n_before]
     n_after = _n_common(gap, last)
-    made = Parameters(
-        "".join(first[len(first) - n_before :]),
-        parameters.string,
-        parameters.value,
-        "".join(gap[:n_after]),
-        "".join(gap[n_after:]),
+    parameters = replace(
+        format_.parameters,
+        before="".join(first[len(first) - n_before :]),
+        after="".join(gap[:n_after]),
+        between="".join(gap[n_after:]),
     )
     middle, close = "".join(first[: len(first) - n_before]), "".join(last[n_after:])
-    return ToolFormat(begin, opening, middle, close, between, end, made)
+    return replace(format_, middle=middle, close=close, parameters=parameters)
 
 
-class _Surroundings(NamedTuple):
-    """What is between a key and a string, a key and another value, and an argument and a key."""
-
-    string: str
-    value: str
-    next: str
-
-
-class _Arguments(NamedTuple):
-    """What is before and after arguments, and how they are written."""
-
-    middle: str
-    close: str
-    parameters: _Surroundings | None = None
-    quote: str = ""
-
-
-def _arguments_in(text: str) -> _Arguments | None:
-    """Find the arguments in the text after a name."""
+def _arguments_in(text: str) -> ToolFormat | None:
+    """Find the arguments in the text after a name: a format with what is around them alone."""
     text = _numbered(text)
     for at in (i for i, character in enumerate(text) if character == "{"):
-        try:
+        with suppress(ValueError):
             value, end = json.JSONDecoder().raw_decode(text, at)
-        except ValueError:
-            continue
-        if value == _ARGUMENTS:
-            return _Arguments(text[:at], text[end:])
+            if value == _ARGUMENTS:
+                return ToolFormat("", "", text[:at], text[end:], None)
     parts = []
     for key, value in _ARGUMENTS.items():
         for wanted in (key, str(value)):
@@ -279,12 +253,13 @@ def _arguments_in(text: str) -> _Arguments | None:
     middle, string, following, value, _, again = parts
     quote = string[len(value) :] if string.startswith(value) else ""
     if again != string or not quote:
-        return _Arguments(middle, text, _Surroundings(string, value, following))
+        parameters = Parameters("", string, value, "", between=following)
+        return ToolFormat("", "", middle, text, None, parameters=parameters)
     if not following.startswith(quote) or not text.startswith(quote):
         return None
     following, text = following[len(quote) :], text[len(quote) :]
     if middle.endswith("{") and (value, following, text[:1]) == (":", ",", "}"):
-        return _Arguments(middle[:-1], text[1:], None, quote)
+        return ToolFormat("", "", middle[:-1], text[1:], None, quote=quote)
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
@@ -24,9 +24,9 @@ from speculation.chat.tools import (
     ToolChoice,
     checked_tools,
     chosen,
-    is_strict,
     listed,
     referred,
+    strict_names,
     types_of,
 )
 from speculation.json_schema import followed, tell
@@ -85,7 +85,7 @@ def reply_grammar(
     before = grammar.text(thinking.answer) if thinking is not None else ""
     reply = "" if functions else f"{before} free"
     if answer is not None:
-        reply = f"{before} {grammar.json(answer, 'the schema of the answer', strict)}"
+        reply = f"{before} {grammar.json(answer, _Whole({}, 'the schema of the answer', strict))}"
     if not functions:
         return grammar.written(f"{first} {reply}", others)
     assert format_ is not None
@@ -99,6 +99,15 @@ def reply_grammar(
     else:
         reply = calls.in_text()
     return grammar.written(f"{first} {reply}", others)
+
+
+class _Whole(NamedTuple):
+    """The schema that others are parts of, what errors call it, and whether it must be kept in
+    full."""
+
+    schema: Mapping[str, Any]
+    where: str
+    strict: bool
 
 
 class _Grammar:
@@ -163,14 +172,12 @@ class _Grammar:
             return f"{self.until(first)} {self.text(''.join(rest))}"
         return self.rule(f"TEXT {json.dumps(mark)}", "[lazy]")
 
-    def string(
-        self, schema: Any, root: Mapping[str, Any], mark: str, where: str, strict: bool
-    ) -> str:
+    def string(self, schema: Any, whole: _Whole, mark: str) -> str:
         """A string as it is, by its JSON schema, up to and with the first ``mark``."""
-        values = _values(schema, root)
+        values = _values(schema, whole.schema)
         if values and all(isinstance(value, str) for value in values):
             return f"({' | '.join(json.dumps(value) for value in values)}) {self.text(mark)}"
-        lexeme = _lexeme(schema, root, where, strict)
+        lexeme = _lexeme(schema, whole)
         bare = mark.lstrip()
         if not lexeme:
             return self.until(bare)
@@ -206,13 +213,13 @@ class _Grammar:
         pattern = rf"{re.escape(opening)}(.|\n){most}{re.escape(marks.close)}"
         return self.rule(_regex(pattern), "[lazy]")
 
-    def json(self, schema: str | Mapping[str, Any] | bool, where: str, strict: bool) -> str:
+    def json(self, schema: str | Mapping[str, Any] | bool, whole: _Whole) -> str:
         """A value by its JSON schema."""
         try:
-            schema, left_out = followed(schema, strict=strict)
+            schema, left_out = followed(schema, strict=whole.strict)
         except GrammarError as error:
-            raise InvalidParameter(f"{where}: {error}") from error
-        tell(where, left_out)
+            raise InvalidParameter(f"{whole.where}: {error}") from error
+        tell(whole.where, left_out)
         return self.rule(f"%json {json.dumps(schema)}")
 
 
@@ -229,11 +236,18 @@ class _Calls:
     ) -> None:
         self._grammar, self._format = grammar, format_
         self._parallel = parallel and format_.between is not None
-        self._strict = {f["name"]: is_strict(tools, f["name"]) for f in functions}
-        self._functions = functions
+        strict = strict_names(tools)
+        self._schemas = {
+            f["name"]: _Whole(
+                {"type": "object", **f["parameters"]},
+                f"the parameters of tool {f['name']}",
+                f["name"] in strict,
+            )
+            for f in functions
+        }
         text = grammar.text
         self._close = text(format_.close)
-        self._arguments = {f["name"]: self._arguments_of(f) for f in functions}
+        self._arguments = {name: self._arguments_of(whole) for name, whole in self._schemas.items()}
         options = " | ".join(
             f"{text(name + format_.middle)} {arguments}"
             for name, arguments in self._arguments.items()
@@ -254,9 +268,12 @@ class _Calls:
         """Free text with calls."""
         format_ = self._format
         if not format_.mark:
+            opening = pattern_of(format_.begin + format_.opening)
+            middle = pattern_of(format_.middle).removesuffix(r"\s*")
             heads = []
             for name, arguments in self._arguments.items():
-                head = self._grammar.rule(_regex(self._head(name)), "[lazy]")
+                pattern = rf"\s*{opening}{re.escape(name)}{middle}"
+                head = self._grammar.rule(_regex(pattern), "[lazy]")
                 heads.append(f"{head} {_GAP} {arguments} {self._close}")
             return f"({self._tag()} ({' | '.join(heads)}) | free)"
         first, *rest = atoms(format_.begin + format_.opening)
@@ -276,12 +293,6 @@ class _Calls:
         tag = self._format.tag
         return f"({self._grammar.text(tag)})?" if tag else ""
 
-    def _head(self, name: str) -> str:
-        """A regular expression of a call without a mark, up to its arguments."""
-        opening = pattern_of(self._format.begin + self._format.opening)
-        middle = pattern_of(self._format.middle).removesuffix(r"\s*")
-        return rf"\s*{opening}{re.escape(name)}{middle}"
-
     def _objects(self) -> list[str]:
         """The calls as JSON objects, if they are some."""
         first = re.fullmatch(r'\s*\{\s*"(\w+)":\s*"', self._format.opening)
@@ -290,28 +301,24 @@ class _Calls:
             return []
         key, inner = first[1], second[1]
         found = []
-        for function in self._functions:
-            name = function["name"]
-            arguments = _moved(_object_schema(function), f"#/properties/{inner}")
+        for name, whole in self._schemas.items():
+            arguments = _moved(whole.schema, f"#/properties/{inner}")
             schema = {
                 "type": "object",
                 "properties": {key: {"const": name}, inner: arguments},
                 "required": [key, inner],
                 "additionalProperties": False,
             }
-            found.append(self._grammar.json(schema, _where(name), self._strict[name]))
+            found.append(self._grammar.json(schema, whole))
         return found
 
-    def _arguments_of(self, function: Mapping[str, Any]) -> str:
+    def _arguments_of(self, whole: _Whole) -> str:
         """A rule for a function's arguments."""
-        schema, name = _object_schema(function), function["name"]
-        grammar = self._grammar
+        grammar, schema, written = self._grammar, whole.schema, self._format.parameters
         if self._format.quote:
-            kept = _where(name), self._strict[name]
-            return _Notation(grammar, self._format.quote, schema, *kept).rule_for(schema)
-        if self._format.parameters is None:
-            return grammar.json(schema, _where(name), self._strict[name])
-        written = self._format.parameters
+            return _Notation(grammar, self._format.quote, whole).rule_for(schema)
+        if written is None:
+            return grammar.json(schema, whole)
         properties = _properties(schema)
         if not properties:
             key = "/[a-zA-Z0-9_.-]+/"
@@ -321,72 +328,61 @@ class _Calls:
         required = listed(schema.get("required"))
         parts = []
         for key, value in properties.items():
-            where = f"argument {key} in {_where(name)}"
-            body = self._parameter(written, key, value, schema, where, self._strict[name])
+            where = f"argument {key} in {whole.where}"
+            body = self._parameter(written, key, value, whole._replace(where=where))
             parts.append((grammar.rule(body), key in required))
         return _sequence(parts, grammar.text(written.between))
 
-    def _parameter(
-        self,
-        written: Parameters,
-        key: str,
-        schema: Any,
-        root: Mapping[str, Any],
-        where: str,
-        strict: bool,
-    ) -> str:
+    def _parameter(self, written: Parameters, key: str, schema: Any, whole: _Whole) -> str:
         """An argument that is written by itself."""
         grammar, text = self._grammar, self._grammar.text
-        types = types_of(schema, root)
+        types = types_of(schema, whole.schema)
         head = text(written.before + key)
         if "string" not in types or (types != STRING and written.string != written.value):
-            inner = _with_definitions(schema, root)
-            value = f"{text(written.value)} {grammar.json(inner, where, strict)}"
-            return f"{head} {value} {text(written.after)}"
+            inner = _with_definitions(schema, whole.schema)
+            return (
+                f"{head} {text(written.value)} {grammar.json(inner, whole)} {text(written.after)}"
+            )
         head = f"{head} {text(written.string)}"
         if types != STRING:
             return f"{head} {grammar.until(written.after.lstrip())}"
-        return f"{head} {grammar.string(schema, root, written.after, where, strict)}"
+        return f"{head} {grammar.string(schema, whole, written.after)}"
 
 
 class _Notation:
     """Rules for objects with bare keys, whose strings have marks around them."""
 
-    def __init__(
-        self, grammar: _Grammar, quote: str, root: Mapping[str, Any], where: str, strict: bool
-    ) -> None:
-        self._grammar, self._quote, self._root = grammar, quote, root
-        self._kept = where, strict
+    def __init__(self, grammar: _Grammar, quote: str, whole: _Whole) -> None:
+        self._grammar, self._quote, self._whole = grammar, quote, whole
         self._known: dict[str, str] = {}  # rules by the references that lead to them
 
     def rule_for(self, schema: Any) -> str:
         """A rule for the values that a schema allows."""
         if not isinstance(schema, Mapping):
             return self._anything()
-        reference = schema.get("$ref")
+        root, reference = self._whole.schema, schema.get("$ref")
         if isinstance(reference, str):
             if reference not in self._known:
                 self._known[reference] = self._anything()  # if it refers to itself
-                self._known[reference] = self.rule_for(referred(self._root, reference))
+                self._known[reference] = self.rule_for(referred(root, reference))
             return self._known[reference]
-        values = _values(schema, self._root)
-        if values:
-            return self._grammar.rule(" | ".join(self._written(value) for value in values))
-        options = schema.get("anyOf") or schema.get("oneOf")
-        if options:
-            return self._grammar.rule(" | ".join(self.rule_for(each) for each in options))
-        types = types_of(schema, self._root)
-        kinds = [
-            self._kind(kind, schema) for kind in ("string", "array", "object") if kind in types
-        ]
-        scalars = [kind for kind in _SCALARS if kind in types]
-        if scalars:
-            kinds.append(self._grammar.json({**schema, "type": scalars}, *self._kept))
-        return self._grammar.rule(" | ".join(kinds)) if kinds else self._anything()
+        options = [self._written(value) for value in _values(schema, root)]
+        if not options:
+            parts = schema.get("anyOf") or schema.get("oneOf") or ()
+            options = [self.rule_for(each) for each in parts]
+        if not options:
+            types = types_of(schema, root)
+            options = [
+                self._kind(kind, schema) for kind in ("string", "array", "object") if kind in types
+            ]
+            scalars = [kind for kind in _SCALARS if kind in types]
+            if scalars:
+                options.append(self._grammar.json({**schema, "type": scalars}, self._whole))
+        return self._grammar.rule(" | ".join(options)) if options else self._anything()
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "string":
-            string = self._grammar.string(schema, self._root, self._quote, *self._kept)
+            string = self._grammar.string(schema, self._whole, self._quote)
             return f"({self._grammar.text(self._quote)} {string})"
         if kind == "array":
             item = self.rule_for(schema["items"]) if "items" in schema else self._anything()
@@ -407,7 +403,7 @@ class _Notation:
         if not self._grammar.has("anything"):
             self._grammar.define("anything", "")  # lists and objects have it inside
             kinds = [self._kind(kind, {}) for kind in ("string", "object", "array")]
-            kinds.append(self._grammar.json({"type": list(_SCALARS)}, *self._kept))
+            kinds.append(self._grammar.json({"type": list(_SCALARS)}, self._whole))
             self._grammar.define("anything", " | ".join(kinds))
         return "anything"
 
@@ -438,10 +434,6 @@ def _sequence(parts: Sequence[tuple[str, bool]], between: str) -> str:
     return f"({' | '.join(options)})?"
 
 
-def _object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", **function["parameters"]}
-
-
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
@@ -452,44 +444,39 @@ def _is_open(schema: Mapping[str, Any]) -> bool:
     return bool(schema.get("additionalProperties", "properties" not in schema))
 
 
+def _fields(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keywords of a schema, or of that which it refers to."""
+    if isinstance(schema, Mapping) and "$ref" in schema:
+        schema = referred(root, schema["$ref"])
+    return schema if isinstance(schema, Mapping) else {}
+
+
 def _values(schema: Any, root: Mapping[str, Any]) -> list[Any]:
     """The values that a schema lists."""
-    if isinstance(schema, Mapping) and "$ref" in schema:
-        schema = referred(root, schema["$ref"])
-    if not isinstance(schema, Mapping):
-        return []
-    if "const" in schema:
-        return [schema["const"]]
-    found = schema.get("enum")
-    return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else []
+    fields = _fields(schema, root)
+    return [fields["const"]] if "const" in fields else listed(fields.get("enum"))
 
 
-def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> str:
+def _lexeme(schema: Any, whole: _Whole) -> str:
     """Regular expressions that a string has to match by its pattern and its length; empty if it may
-    be any. Raises InvalidParameter for a pattern that cannot be followed, if it is ``strict``."""
-    if isinstance(schema, Mapping) and "$ref" in schema:
-        schema = referred(root, schema["$ref"])
-    fields = schema if isinstance(schema, Mapping) else {}
+    be any. Raises InvalidParameter for a pattern that cannot be followed, if it must be."""
+    fields = _fields(schema, whole.schema)
     found = []
     least, most = fields.get("minLength", 0), fields.get("maxLength", "")
     if ("minLength" in fields or "maxLength" in fields) and f"{least}{most}".isdecimal():
         found.append(f"/(.|\\n){{{least},{most}}}/")
     if isinstance(fields.get("pattern"), str):
-        start, end = ("" if at else r"(.|\n)*" for at in _anchored(fields["pattern"]))
-        inner = fields["pattern"].removeprefix("^")
-        inner = inner[:-1] if not end else inner
-        pattern = _regex(f"{start}({inner}){end}")
+        text: str = fields["pattern"]
+        start = "" if text.startswith("^") else r"(.|\n)*"
+        is_whole = text.endswith("$") and not text.endswith("\\$")  # up to the string's end
+        inner, end = (text[:-1], "") if is_whole else (text, r"(.|\n)*")
+        pattern = _regex(f"{start}({inner.removeprefix('^')}){end}")
         grammar = LLMatcher.grammar_from_lark(f"%llguidance {{}}\nstart: {pattern}")
         if not problem_of(grammar):
             found.append(pattern)
-        elif strict:
-            raise InvalidParameter(f"{where}: {fields['pattern']!r:.80} cannot be followed")
+        elif whole.strict:
+            raise InvalidParameter(f"{whole.where}: {fields['pattern']!r:.80} cannot be followed")
     return " & ".join(found)
-
-
-def _anchored(pattern: str) -> tuple[bool, bool]:
-    """Whether a pattern is for the start and for the end of a string."""
-    return pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
 
 
 def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
@@ -509,10 +496,6 @@ def _moved(schema: Any, where: str) -> Any:
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = f"{where}{reference[1:]}"
     return moved
-
-
-def _where(name: str) -> str:
-    return f"the parameters of tool {name}"
 
 
 def _regex(pattern: str) -> str:

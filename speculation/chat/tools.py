@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+from pydantic_core import from_json
 
 from batching.errors import InvalidParameter
 
@@ -22,7 +23,6 @@ STRING = frozenset(("string",))
 
 _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 _PYTHON = {"True": True, "False": False, "None": None}
-_MOST_DEPTH = 100  # of arguments that are mended
 
 
 class Choice(NamedTuple):
@@ -108,13 +108,10 @@ def _named(functions: Sequence[Mapping[str, Any]], entry: Any) -> Mapping[str, A
     raise InvalidParameter(f"tool_choice names {name!r:.80}, which is not among the tools")
 
 
-def is_strict(tools: Sequence[Tool], name: str) -> bool:
-    """Whether a tool asks that no part of its schema is left out."""
-    return any(
-        tool["function"].get("strict") is True
-        for tool in tools
-        if tool.get("type", "function") == "function" and tool["function"]["name"] == name
-    )
+def strict_names(tools: Sequence[Tool]) -> set[str]:
+    """The tools that ask that no part of their schemas is left out. They have been checked."""
+    functions = [tool["function"] for tool in tools if tool.get("type", "function") == "function"]
+    return {function["name"] for function in functions if function.get("strict") is True}
 
 
 def parameter_types(tools: Sequence[Tool]) -> dict[str, dict[str, frozenset[str]]]:
@@ -160,7 +157,7 @@ def types_of(
 
 def listed(value: Any) -> list[Any]:
     """A part of a schema that should be a list; empty if it is none."""
-    return value if isinstance(value, list) else []
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def referred(root: Mapping[str, Any], reference: Any) -> Any:
@@ -205,43 +202,19 @@ def object_of(arguments: Any) -> dict[str, Any]:
     Takes an object, its JSON, or the beginning of its JSON, as a reply has it that was cut short.
     Anything else becomes the argument ``arguments``.
     """
-    value = arguments
-    if isinstance(arguments, str):
-        try:
-            value = json.loads(arguments.strip() or "{}")
-        except (ValueError, RecursionError):
-            value = _completed(arguments)
+    value = _value_in(arguments) if isinstance(arguments, str) else arguments
     if value is None:
         return {}
     return dict(value) if isinstance(value, Mapping) else {"arguments": value}
 
 
-def _completed(text: str) -> Any:
-    """The beginning of an object's JSON with its end added, without what is unfinished if need be;
-    the text itself if that gives no object."""
-    closing = ""
-    in_string = escaped = False
-    ends: deque[tuple[int, str]] = deque(maxlen=20)  # where the text can be cut, and what closes it
-    for i, character in enumerate(text):
-        if escaped:
-            escaped = False
-        elif in_string:
-            escaped, in_string = character == "\\", character != '"'
-        elif character == '"':
-            in_string = True
-        elif character in "{[" and len(closing) < _MOST_DEPTH:
-            closing = ("}" if character == "{" else "]") + closing
-            ends.append((i + 1, closing))
-        elif character in "}]":
-            closing = closing[1:]
-        elif character == ",":
-            ends.append((i, closing))
-    whole = text[:-1] if escaped else text
-    attempts = [(f'{whole}"' if in_string else whole) + closing]
-    attempts += [text[:end] + more for end, more in reversed(ends)]
-    for attempt in attempts:
-        with suppress(ValueError, RecursionError):
-            value = json.loads(attempt)
-            if isinstance(value, dict):
-                return value
+def _value_in(text: str) -> Any:
+    """The value of a JSON text, or of the beginning of an object's; the text itself if it is
+    neither."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text.strip() or "{}", strict=False)
+    with suppress(ValueError):
+        begun = from_json(text, allow_partial="trailing-strings")
+        if isinstance(begun, dict):
+            return begun
     return text

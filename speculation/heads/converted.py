@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from batching.errors import HeadsError
+from batching.errors import ModelError
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
@@ -35,7 +35,7 @@ class ConvertedHead:
     """
 
     def __init__(self, gguf: GGUFFile, model: Model) -> None:
-        """Raises HeadsError if the head is split into several files or names another target."""
+        """Raises ModelError if the head is split into several files or names another target."""
         self.tensors = gguf.tensors
         self.target = repr(model_name(model))
         self._gguf, self._model = gguf, model
@@ -47,9 +47,9 @@ class ConvertedHead:
             check_trained_on(gguf.path, gguf.metadata.get("heads.target.name"), trained_on, model)
 
     def refuse(self, condition: bool, fault: str, way_out: str = USE_MATCHING) -> None:
-        """Raise HeadsError if ``condition``; ``fault`` continues "the head name.gguf"."""
+        """Raise ModelError if ``condition``; ``fault`` continues "the head name.gguf"."""
         if condition:
-            raise HeadsError(f"the head {self._gguf.path.name} {fault}; {way_out}")
+            raise ModelError(f"the head {self._gguf.path.name} {fault}; {way_out}")
 
     def value(self, key: str, default: Any = None) -> Any:
         """Metadata of the head's architecture."""
@@ -57,7 +57,7 @@ class ConvertedHead:
         return self._gguf.metadata.get(f"{architecture}.{key}", default)
 
     def check_width(self, key: str) -> None:
-        """Raise HeadsError if the model's hidden states are not as wide as ``key`` says."""
+        """Raise ModelError if the model's hidden states are not as wide as ``key`` says."""
         width, theirs = self.value(key), self._model.n_embd
         self.refuse(
             width != theirs,
@@ -65,7 +65,7 @@ class ConvertedHead:
         )
 
     def check_last_layer(self, layers: list[int]) -> None:
-        """Raise HeadsError if the head reads the output of the model's last layer."""
+        """Raise ModelError if the head reads the output of the model's last layer."""
         n = self._model.n_layer
         self.refuse(
             n in layers,
@@ -75,7 +75,7 @@ class ConvertedHead:
         )
 
     def check_draft_vocabulary(self) -> None:
-        """Raise HeadsError unless the output matrix has rows for distinct tokens of the model.
+        """Raise ModelError unless the output matrix has rows for distinct tokens of the model.
 
         ``d2t`` has the token of each row; without it, the rows are the whole vocabulary.
         """
@@ -122,11 +122,11 @@ class AuxStatesHead(HeadInContext):
     causal = True
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
-        """Raises VocabularyMismatch or HeadsError if the head's tokens differ from the target's."""
+        """Raises UnsupportedModel or ModelError if the head's tokens differ from the target's."""
         with opened(path, target) as model:
             check_same_vocabulary(target, model, special=False)
             if model.n_vocab != target.n_vocab:
-                raise HeadsError(
+                raise ModelError(
                     f"the head {path.name} has {model.n_vocab} tokens, but {model_name(target)!r} "
                     f"has {target.n_vocab}; use the head made for this model"
                 )

@@ -28,8 +28,8 @@ VARIANTS = {"markov_w1.weight": "DSpark", "selector_hidden.weight": "DFlash 2"}
 def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     """Load the head for ``model``; ``start`` it before drafting.
 
-    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it,
-    VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
+    Raises ModelError if the head does not fit the model or llama.cpp cannot run it,
+    UnsupportedModel if the vocabularies differ or llama.cpp does not expose the layer inputs.
     """
     head = ConvertedHead(gguf, model)
     for tensor, variant in VARIANTS.items():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import HeadsError, OutOfMemory
+from batching.errors import ModelError, OutOfMemory
 from batching.gguf.reader import GGUFFile, fingerprint
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.hardware import available_memory
@@ -66,7 +66,7 @@ class HeadsWeights(NamedTuple):
 class HeadsFile:
     """An open heads file: its metadata, and its tensors by name and shape.
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, or HeadsError for a GGUF without heads.
+    Raises ModelError if the file is missing, damaged or incomplete, or has no heads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class HeadsFile:
         self.gguf = Weights(path)
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
-            raise HeadsError(
+            raise ModelError(
                 f"{path} contains no drafting heads: its architecture is {architecture!r}; give a "
                 f"file made by python -m speculation.train, or if this is a draft model, give it "
                 f"with {{draft_model}}",
@@ -89,7 +89,7 @@ class HeadsFile:
         )
 
     def check_target(self, model: Model) -> None:
-        """Raise HeadsError if the heads were trained on another model.
+        """Raise ModelError if the heads were trained on another model.
 
         Another quantization counts as another model, because its hidden states differ.
         """
@@ -100,29 +100,24 @@ class HeadsFile:
             ("vocabulary size", info.n_vocab, model.n_vocab),
         ):
             if in_file != in_target:
-                raise HeadsError(
+                raise ModelError(
                     f"the {name} is {in_file} in {self.path.name}, but {in_target} in "
                     f"{model_name(model)!r}; train the heads again"
                 )
 
     def value(self, key: str, kind: type[Any]) -> Any:
-        """A metadata value. Raises HeadsError if it is missing or not of type ``kind``."""
+        """A metadata value. Raises ModelError if it is missing or not of type ``kind``."""
         found = self.gguf.metadata.get(key)
         if not isinstance(found, kind):
-            raise HeadsError(f"{key} is {found!r} in {self.path}; train the heads again")
+            raise ModelError(f"{key} is {found!r} in {self.path}; train the heads again")
         return found
 
-    def tensor(self, name: str, *shape: int) -> Floats:
-        """A tensor as float32. Raises HeadsError if it is missing or not of this shape."""
-        self.check_tensor(name, *shape)
-        return self.gguf.tensor(name)
-
     def check_tensor(self, name: str, *shape: int) -> None:
-        """Raise HeadsError if a tensor is missing or not of this shape."""
+        """Raise ModelError if a tensor is missing or not of this shape."""
         tensor = self.gguf.tensors.get(name)
         if tensor is None or tensor.shape != shape:
             found = "is missing" if tensor is None else f"is {_sizes(tensor.shape)}"
-            raise HeadsError(
+            raise ModelError(
                 f"{self.path}: {name} {found}; heads for hidden states {self.info.n_embd} wide "
                 f"need {_sizes(shape)}; train the heads again"
             )
@@ -130,13 +125,13 @@ class HeadsFile:
     def tokens(self) -> npt.NDArray[np.int32] | None:
         """The draft vocabulary, (n_drafted,); None = the whole vocabulary.
 
-        Raises HeadsError if it has tokens outside the vocabulary.
+        Raises ModelError if it has tokens outside the vocabulary.
         """
         if "tokens" not in self.gguf.tensors:
             return None
         tokens = self.gguf.integers("tokens")
         if tokens.min() < 0 or tokens.max() >= self.info.n_vocab:
-            raise HeadsError(
+            raise ModelError(
                 f"{self.path}: the draft vocabulary has tokens outside 0 to "
                 f"{self.info.n_vocab - 1}; train the heads again"
             )
@@ -145,9 +140,11 @@ class HeadsFile:
     def weights(self, shapes: Mapping[str, Sequence[int]], target: Path) -> HeadsWeights:
         """The tensors with these shapes; ``target`` is the target's GGUF.
 
-        Raises HeadsError if one is missing or of another shape, and as ``target_output``.
+        Raises ModelError if one is missing or of another shape, and as ``target_output``.
         """
-        tensors = {name: self.tensor(name, *shape) for name, shape in shapes.items()}
+        for name, shape in shapes.items():
+            self.check_tensor(name, *shape)
+        tensors = {name: self.gguf.tensor(name) for name in shapes}
         tokens = self.tokens()
         output = target_output(target, self.info.n_vocab, self.info.n_embd, tokens)
         return HeadsWeights(tensors, output, tokens)
@@ -158,7 +155,7 @@ class HeadsKind(NamedTuple):
 
     method    the method that drafts with the heads
     matches   whether a file is of this kind
-    load      loads the heads for a model; raises HeadsError if they do not fit it
+    load      loads the heads for a model; raises ModelError if they do not fit it
     of_model  the heads that the model itself contains, or None
     """
 
@@ -172,9 +169,8 @@ def own_format(method: str, load: Callable[[HeadsFile, Model], Head]) -> HeadsKi
     """Heads in this project's file format."""
 
     def matches(gguf: GGUFFile) -> bool:
-        if gguf.metadata.get("general.architecture") != ARCHITECTURE:
-            return False
-        return gguf.metadata.get("heads.method") == method
+        found = map(gguf.metadata.get, ("general.architecture", "heads.method"))
+        return tuple(found) == (ARCHITECTURE, method)
 
     def load_checked(gguf: GGUFFile, model: Model) -> Head:
         file = HeadsFile(gguf.path)
@@ -194,9 +190,9 @@ def llama_format(
 
 
 def check_trained_on(heads: Path, target_name: object, trained_on: object, model: Model) -> None:
-    """Raise HeadsError if the fingerprint ``trained_on`` is not the model's."""
+    """Raise ModelError if the fingerprint ``trained_on`` is not the model's."""
     if trained_on != fingerprint(model.path):
-        raise HeadsError(
+        raise ModelError(
             f"the heads {heads.name} were trained on {target_name!r} (fingerprint {trained_on}), "
             f"but the model is {model_name(model)!r} ({model.path.name}, fingerprint "
             f"{fingerprint(model.path)}); load that model, or train heads for this one"
@@ -208,7 +204,7 @@ def target_output(
 ) -> Floats:
     """The target's output matrix, or its rows for ``tokens``, as float32.
 
-    Raises OutOfMemory, UnsupportedModel if the file has none, HeadsError if it has another shape.
+    Raises OutOfMemory, UnsupportedModel if the file has none, ModelError if it has another shape.
     """
     needed, free = 4 * n_vocab * n_embd, available_memory()
     if free is not None and needed > free:
@@ -218,7 +214,7 @@ def target_output(
         )
     matrix = Weights(path).output_matrix()
     if matrix.shape != (n_vocab, n_embd):
-        raise HeadsError(
+        raise ModelError(
             f"the output matrix of {path.name} is {_sizes(matrix.shape)}, not {n_vocab} × "
             f"{n_embd}, so heads cannot use it; choose another model"
         )
@@ -239,7 +235,7 @@ def write_heads(
     kind    type of the matrices, see ``new_tensor``
     tokens  the draft vocabulary, (n_drafted,); None = the whole vocabulary
 
-    Raises DiskFull.
+    Raises SpeculationError if the disk is full.
     """
     common: dict[str, Value] = {
         "general.architecture": ARCHITECTURE,
@@ -261,16 +257,14 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
 
     With q8_0, a matrix whose row length is not a multiple of the block size, 32, becomes F16.
     """
-    if values.dtype == np.int64:
-        return encoded_tensor(values, TensorType.I64)
-    if values.dtype == np.int32:
-        return encoded_tensor(values, TensorType.I32)
-    if values.ndim < 2 or kind == "f32":
-        return encoded_tensor(values, TensorType.F32)
-    fits_blocks = values.shape[-1] % 32 == 0
-    return encoded_tensor(
-        values, TensorType.Q8_0 if kind == "q8_0" and fits_blocks else TensorType.F16
-    )
+    if values.dtype.kind == "i":
+        stored = TensorType.I64 if values.dtype == np.int64 else TensorType.I32
+    elif values.ndim < 2 or kind == "f32":
+        stored = TensorType.F32
+    else:
+        in_blocks = kind == "q8_0" and values.shape[-1] % 32 == 0
+        stored = TensorType.Q8_0 if in_blocks else TensorType.F16
+    return encoded_tensor(values, stored)
 
 
 def copied_tokenizer(target: GGUFFile) -> dict[str, Value]:

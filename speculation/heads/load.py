@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from batching.errors import HeadsError, ModelError
+from batching.errors import ModelError
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from speculation.heads.file import ARCHITECTURE, HeadsFile, HeadsKind
 
 
 def require_no_heads(path: Path, kinds: Iterable[HeadsKind]) -> None:
-    """Raise HeadsError if the file, given as a model, contains drafting heads instead."""
+    """Raise ModelError if the file, given as a model, contains drafting heads instead."""
     try:
         gguf = GGUFFile(path)
         is_heads = any(kind.matches(gguf) for kind in kinds)
     except ModelError:
         return  # other checks report a broken file
     if is_heads or gguf.metadata.get("general.architecture") == ARCHITECTURE:
-        raise HeadsError(
+        raise ModelError(
             f"{path} contains drafting heads, not a model; give it with {{heads}}, and the model "
             f"it was trained for with {{model}}",
             settings=("heads", "model"),
@@ -30,8 +30,8 @@ def require_no_heads(path: Path, kinds: Iterable[HeadsKind]) -> None:
 def load_heads(paths: Iterable[Path], model: Model, kinds: Sequence[HeadsKind]) -> dict[str, Any]:
     """Load heads of any of ``kinds`` for ``model``, by method; also those the model contains.
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file without heads, with heads
-    for another model, or with heads for the same method as another file; VocabularyMismatch;
+    Raises ModelError for a file that is damaged or incomplete, without heads, with heads
+    for another model, or with heads for the same method as another file; UnsupportedModel;
     UnsupportedModel if llama.cpp lacks something the heads need; OutOfMemory.
     """
     heads: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def load_heads(paths: Iterable[Path], model: Model, kinds: Sequence[HeadsKind]) 
             kind = _kind(gguf, kinds)
             method = kind.method
             if method in files:
-                raise HeadsError(
+                raise ModelError(
                     f"{files[method].name} and {path.name} are both heads for {method}; give only "
                     f"one of them"
                 )
@@ -62,9 +62,9 @@ def _kind(gguf: GGUFFile, kinds: Sequence[HeadsKind]) -> HeadsKind:
     for kind in kinds:
         if kind.matches(gguf):
             return kind
-    method = HeadsFile(gguf.path).info.method  # raises HeadsError if the file has no heads
+    method = HeadsFile(gguf.path).info.method  # raises ModelError if the file has no heads
     methods = ", ".join(dict.fromkeys(kind.method for kind in kinds))
-    raise HeadsError(
+    raise ModelError(
         f"{gguf.path} contains heads for method {method!r}, which this version does not support; "
         f"it supports {methods}"
     )

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from batching.errors import HeadsError, UnsupportedModel
+from batching.errors import ModelError, UnsupportedModel
 from batching.gguf.mtp import find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import MTP_GRAPHS, check_functions
+from batching.llama.private_api import check_functions
 from batching.llama.vocabulary import check_same_vocabulary
 from speculation.heads.base import HeadInContext, opened
 from speculation.heads.file import HeadsKind, llama_format, model_name
@@ -31,7 +31,7 @@ TARGET = "gemma4"
 def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
     """Load the head for ``target`` from a separate file.
 
-    Raises HeadsError for the layers of another model, VocabularyMismatch, UnsupportedModel if
+    Raises ModelError for the layers of another model, UnsupportedModel if
     llama.cpp cannot run them, and the errors of ``Model``.
     """
     with opened(gguf.path, target, mtp=True) as model:
@@ -46,7 +46,7 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
             for m in (target, model)
         )
         if ours != theirs:
-            raise HeadsError(
+            raise ModelError(
                 f"{gguf.path.name} contains multi-token-prediction layers for a model with "
                 f"{_sizes(*theirs)}, but {model_name(target)!r} has {_sizes(*ours)}; use the "
                 f"file made for this model"
@@ -57,7 +57,7 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
 
 KIND = HeadsKind(
     "mtp",
-    matches=lambda gguf: find_mtp_layers(gguf.path, MTP_GRAPHS).mtp_only,
+    matches=lambda gguf: find_mtp_layers(gguf.path).mtp_only,
     load=load_mtp,
     of_model=lambda model: MtpHead(model, model) if model.n_mtp else None,
 )
@@ -112,13 +112,13 @@ class AssistantHead(MtpHead):
 def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
     """Load the head for ``target``.
 
-    Raises HeadsError for another model's assistant, VocabularyMismatch, and the errors of
+    Raises ModelError for another model's assistant, UnsupportedModel, and the errors of
     ``Model``.
     """
     with opened(gguf.path, target) as model:
         architecture = target.metadata("general.architecture")
         if (architecture, target.n_embd) != (TARGET, model.n_embd_out):
-            raise HeadsError(
+            raise ModelError(
                 f"{gguf.path.name} is the assistant of a {TARGET} model of width "
                 f"{model.n_embd_out}, but {model_name(target)!r} has architecture {architecture} "
                 f"and width {target.n_embd}; use the assistant made for this model"

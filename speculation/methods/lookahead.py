@@ -110,16 +110,17 @@ class Lookahead(Drafter):
         if not g:
             return []
         tokens = [token for level in zip(*ngrams, strict=True) for token in level]
-        parents, depths = _ngrams_shape(g, levels, len(tree))
-        tree.add_nodes(parents, depths, tokens, [True] * len(tokens))
+        first = len(tree)
+        parents = [0] * g + list(range(first, first + g * (levels - 1)))
+        tree.add_nodes(parents, tokens, [True] * len(tokens))
         return range(len(tree) - g, len(tree))
 
     def _add_window(self, tree: TokenTree) -> list[int]:
         """Add the window below the root, level by level; return the last level's nodes."""
         w, n = self.params.window, self.params.ngram
-        parents, depths, outputs = _window_shape(w, n, len(tree))
+        parents, outputs = _window_shape(w, n, len(tree))
         tokens = [*chain.from_iterable(self._levels)]
-        tree.add_nodes(parents, depths, tokens[1:], outputs, draft=False)  # tokens[0] is the root
+        tree.add_nodes(parents, tokens[1:], outputs, draft=False)  # tokens[0] is the root
         return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
@@ -147,21 +148,13 @@ class Lookahead(Drafter):
         self._levels = [list(start) for _ in range(self.params.ngram - 1)]
 
 
-@lru_cache(maxsize=256)
-def _ngrams_shape(g: int, levels: int, first: int) -> tuple[list[int], list[int]]:
-    """Parents and depths of the nodes of ``g`` n-grams, numbered from ``first``."""
-    parents = [0] * g + list(range(first, first + g * (levels - 1)))
-    return parents, [level for level in range(1, levels + 1) for _ in range(g)]
-
-
 @lru_cache(maxsize=256)  # varies only with the number of n-grams before the window
-def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[int], list[bool]]:
-    """Parents, depths and outputs of the window's nodes, numbered from ``first``."""
+def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[bool]]:
+    """Parents and outputs of the window's nodes, numbered from ``first``."""
     columns = [0, *range(first, first + w - 1)]  # the root and level 0
     level_1 = first + w - 1
     parents = columns[:-1] + columns + list(range(level_1, level_1 + (n - 3) * w))
-    depths = [column + level for level in range(n - 1) for column in range(w)][1:]
-    return parents, depths, [False] * (len(parents) - w) + [True] * w
+    return parents, [False] * (len(parents) - w) + [True] * w
 
 
 spec = MethodSpec(

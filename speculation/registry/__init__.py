@@ -7,8 +7,11 @@ of installed Python packages, ``conversion`` converts one once if models.txt ask
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from batching.gguf.splits import part_names
 from speculation.registry.entries import (
@@ -22,13 +25,7 @@ from speculation.registry.entries import (
     read_registry,
 )
 from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch
-from speculation.registry.packages import (
-    converted_file,
-    installed_file,
-    is_converted,
-    package_file,
-    verified_file,
-)
+from speculation.registry.packages import installed_file, is_converted, package_file
 
 __all__ = [
     "BUNDLED_MODEL",
@@ -43,7 +40,6 @@ __all__ = [
     "is_local",
     "paired_draft",
     "paired_heads",
-    "pending_conversion",
     "read_registry",
     "resolve",
 ]
@@ -73,33 +69,18 @@ def is_local(entry: ModelEntry) -> bool:
             return path.is_file()
 
 
-def pending_conversion(name: str | os.PathLike[str]) -> tuple[Path, Path, str] | None:
-    """The conversion that models.txt asks for, if the model of this name still needs it.
-
-    The verified file, the file to write and its type. None for paths, for models without a
-    conversion, and once it is done. Raises ModelNotFound and RegistryError.
-    """
-    entry = read_registry().get(os.fspath(name))
-    wanted = None if entry is None else entry.source
-    if not isinstance(wanted, PackageFile) or wanted.file_type is None or is_converted(wanted):
-        return None
-    return verified_file(wanted), converted_file(wanted), wanted.file_type
-
-
 def resolve(
     name_or_path: str | os.PathLike[str],
     *,
     registry: Mapping[str, ModelEntry] | None = None,
-    progress: bool | None = None,
-    bar: BarMaker | None = None,
+    bar: BarMaker = tqdm,
 ) -> Path:
     """The local GGUF file for a path, a name in models.txt or an ``hf:`` source.
 
     Downloads a file from the hub once; later calls need no network. For a file in a package,
     returns the converted file if there is one. A model split into several files can be named by any
     of them; returns the first.
-    ``progress`` shows a progress bar: True = always, False = never, None = in a terminal. ``bar``
-    makes the bar instead of ``tqdm.tqdm``.
+    ``bar`` makes the progress bar, by default one that shows only in a terminal.
 
     Raises ModelNotFound, DownloadFailed, and RegistryError if models.txt is malformed.
     """
@@ -108,14 +89,14 @@ def resolve(
     if path.is_file():
         return _first_part(path)
     if text.startswith("hf:"):
-        return _fetch_all(parse_hub(text), progress, bar)
+        return _fetch_all(parse_hub(text), bar)
     entries = read_registry() if registry is None else registry
     entry = entries.get(text)
     if entry is None:
         raise _not_found(text, entries)
     match entry.source:
         case HubFile() as wanted:
-            return _fetch_all(wanted, progress, bar)
+            return _fetch_all(wanted, bar)
         case PackageFile() as wanted:
             return package_file(wanted)
         case path if path.is_file():
@@ -131,7 +112,8 @@ def paired_draft(model: str | os.PathLike[str]) -> str:
 
     Raises ModelNotFound if there is none.
     """
-    return _paired(model, "draft model", "draft_model", lambda e: (e.draft,) if e.draft else ())[0]
+    draft: str = _paired(model, "draft", "draft model", "draft_model")
+    return draft
 
 
 def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -139,25 +121,22 @@ def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
     Raises ModelNotFound if there are none.
     """
-    return _paired(model, "drafting heads", "heads", lambda entry: entry.heads)
+    heads: tuple[str, ...] = _paired(model, "heads", "drafting heads", "heads")
+    return heads
 
 
-def _paired(
-    model: str | os.PathLike[str],
-    what: str,
-    setting: str,
-    names: Callable[[ModelEntry], tuple[str, ...]],
-) -> tuple[str, ...]:
+def _paired(model: str | os.PathLike[str], field: str, what: str, setting: str) -> Any:
+    """What ``field`` of a model's entry names."""
     entries = read_registry()
-    entry = entries.get(os.fspath(model))
-    if entry is None or not names(entry):
-        paired = ", ".join(name for name, other in entries.items() if names(other))
+    found = getattr(entries.get(os.fspath(model)), field, None)
+    if not found:
+        paired = ", ".join(name for name, other in entries.items() if getattr(other, field))
         raise ModelNotFound(
             f"models.txt pairs no {what} with {os.fspath(model)!r}; give a name or path with "
             f"{{{setting}}} (models with some: {paired or 'none'})",
             settings=(setting,),
         )
-    return names(entry)
+    return found
 
 
 def heads_for(
@@ -167,9 +146,9 @@ def heads_for(
     return paired_heads(model) if list(heads) == [PAIRED] else heads
 
 
-def _fetch_all(wanted: HubFile, progress: bool | None, bar: BarMaker | None) -> Path:
+def _fetch_all(wanted: HubFile, bar: BarMaker) -> Path:
     """Download all parts of a split file; returns the first."""
-    first, *_ = [fetch(part, progress=progress, bar=bar) for part in wanted.parts]
+    first, *_ = [fetch(part, bar) for part in wanted.parts]
     return first
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batching.gguf.reader import GGUFFile
 from batching.gguf.splits import part_names
-from batching.llama.device_memory import kv_values, layer_bytes, per_layer
+from batching.llama.devices import kv_values, layer_bytes, per_layer
 from batching.llama.quantize import file_type_name
 
 _TEMPLATE = "tokenizer.chat_template"

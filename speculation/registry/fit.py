@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from batching.llama.context_params import ContextParams
-from batching.llama.device_memory import KV_BYTES
+from batching.llama.devices import KV_BYTES
 from speculation.registry.describe import Shape
 
 USUAL_CTX = 8192  # for which a GPU gets as many layers as fit; all of a model's layers matter more

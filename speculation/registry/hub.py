@@ -89,10 +89,10 @@ class Bar(Protocol):
 BarMaker = Callable[..., Bar]
 
 
-def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None = None) -> Path:
+def fetch(wanted: HubFile, bar: BarMaker = tqdm) -> Path:
     """The path of ``wanted`` in the hub's cache; downloads and verifies it if it is missing.
 
-    ``progress`` and ``bar`` are as in ``resolve``. Raises DownloadFailed.
+    ``bar`` is as in ``resolve``. Raises DownloadFailed.
     """
     repo, path, revision = wanted.repo, wanted.path, wanted.revision
     try:
@@ -113,12 +113,12 @@ def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None
         url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
         with _lock(blob):
             if not blob.exists():
-                made = (bar or tqdm)(
+                made = bar(
                     total=found.size,
                     desc=path.rpartition("/")[2],
                     unit="B",
                     unit_scale=True,
-                    disable=None if progress is None else not progress,  # None = by the terminal
+                    disable=None,  # outside a terminal
                 )
                 with closing(made):
                     _download(wanted, url, found.size, blob, made)

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from batching.errors import EngineInUse
+from batching.errors import SpeculationError
 
 T = TypeVar("T")
 
@@ -73,11 +73,13 @@ class Channel(Generic[T]):
     def forward(self, listener: Callable[[T | Exception | None], object]) -> None:
         """Call ``listener`` with each item, in the thread that puts it; first with those here.
 
-        Raises EngineInUse while another one gets them.
+        Raises SpeculationError while another one gets them.
         """
         with self._lock:
             if self._listener is not None and self._queue.empty():
-                raise EngineInUse("its tokens are being read by another reader; use that one's")
+                raise SpeculationError(
+                    "its tokens are being read by another reader; use that one's"
+                )
             self._listener = listener
             with suppress(Empty):
                 while True:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from errno import EPIPE
 from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
@@ -87,14 +88,14 @@ def run_command(
     """
     replace_unencodable()
     try:
-        return command() or OK
-    except BrokenPipeError:  # the reader has gone
-        with suppress(BrokenPipeError):
-            sys.stdout.close()  # or Python would try to write the rest when it exits
-        return FAILED
-    except (SpeculationError, OSError) as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return FAILED
+        code = command() or OK
+        sys.stdout.flush()  # a reader that has gone is noticed now
+        return code
     except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
+        say(interrupted)
         return INTERRUPTED
+    except (SpeculationError, OSError) as error:
+        if getattr(error, "errno", None) != EPIPE:  # else the reader has gone
+            say(f"error: {worded(error)}")
+        drop_output()
+        return FAILED

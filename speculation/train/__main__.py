@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
@@ -45,18 +45,12 @@ run the same command again to resume. The target's own replies are the best data
 """
 
 
-class Kind(NamedTuple):
-    """What a command trains, the class of its flags, and the trainer, which imports PyTorch."""
-
-    what: str
-    params: type[TrainingParams]
-    trainer: str
-
-
-KINDS = {
-    "medusa": Kind("Medusa heads", MedusaTraining, "MedusaTrainer"),
-    "redrafter": Kind("a ReDrafter head", ReDrafterTraining, "ReDrafterTrainer"),
-    "eagle": Kind("an EAGLE head", EagleTraining, "EagleTrainer"),
+# What each command trains, and the class of its flags. The module of its name has the network,
+# which imports PyTorch.
+KINDS: dict[str, tuple[str, type[TrainingParams]]] = {
+    "medusa": ("Medusa heads", MedusaTraining),
+    "redrafter": ("a ReDrafter head", ReDrafterTraining),
+    "eagle": ("an EAGLE head", EagleTraining),
 }
 
 
@@ -85,9 +79,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for name, kind in KINDS.items():
-        subparser = subparsers.add_parser(name, help=f"train {kind.what}", allow_abbrev=False)
-        _add_arguments(subparser, kind.params)
+    for name, (what, params) in KINDS.items():
+        subparser = subparsers.add_parser(name, help=f"train {what}", allow_abbrev=False)
+        _add_arguments(subparser, params)
     return parser
 
 
@@ -124,13 +118,13 @@ def _add_arguments(parser: argparse.ArgumentParser, params: type[TrainingParams]
 
 def _run(name: str, args: argparse.Namespace) -> None:
     """Collect the target's states over the data, train on them, and write the file."""
-    kind = KINDS[name]
-    params = _checked_params(args, kind.params)
+    what, params_class = KINDS[name]
+    params = _checked_params(args, params_class)
     import torch
 
-    from speculation.train.training import Target, train
+    from speculation.train.training import Target, Trainer, train
 
-    trainer_class = getattr(import_module(f"speculation.train.{name}"), kind.trainer)
+    make = import_module(f"speculation.train.{name}").make
     path = resolve(args.model)
     require_distinct(args.out, [path])
     context = ContextParams(n_ctx=args.ctx, n_threads=args.threads)
@@ -143,11 +137,11 @@ def _run(name: str, args: argparse.Namespace) -> None:
     device = _checked_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
-    print(f"training {kind.what} on {len(collected):,} states ({device})", flush=True)
-    trainer = trainer_class(params, collected, target, device)
+    print(f"training {what} on {len(collected):,} states ({device})", flush=True)
+    trainer = Trainer(make, params, collected, target, device)
     with _progress("training", " steps") as progress:
         ranks = train(trainer, progress)
-    trainer.write(args.out)
+    trainer.head.write(args.out, trainer)
     print(f"{report(ranks)}\n\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 

@@ -22,12 +22,11 @@ from torch import Tensor
 from batching.llama.weights import Weights
 from speculation.heads.eagle import EagleShape, write_eagle
 from speculation.heads.eagle3 import write_eagle3
-from speculation.train import TrainError
 from speculation.train.layer import Eagle3Module, EagleModule
 from speculation.train.params import EagleTraining
 from speculation.train.sequences import Batch
 from speculation.train.states import States
-from speculation.train.training import Target, Trainer
+from speculation.train.training import Head, Target, Trainer
 
 _SAMPLED = 4096  # states from which sizes are measured
 
@@ -55,31 +54,25 @@ def shape_for(target: Weights, n_embd: int, n_ff: int = 0) -> EagleShape:
     return EagleShape(n_embd, n_head, n_head_kv, n_ff, float(of("rope.freq_base", 10_000.0)))
 
 
-class EagleTrainer(Trainer[EagleTraining]):
-    """Trains a head for EAGLE-1 and -2, or for EAGLE-3 if ``target`` has layers that it reads."""
+class EagleHead(Head):
+    """A head for EAGLE-1 and -2, or for EAGLE-3 if ``target`` has layers that it reads."""
 
-    def __init__(self, params: EagleTraining, states: States, target: Target, device: str) -> None:
-        read = states.layers if target.layers else states.hidden
-        if read is None:
-            raise TrainError(
-                "the states were collected without the inputs of layers; collect again"
-            )
-        super().__init__(params, states, target, device, target.embeddings(), read)
-        self.depth = params.passes
+    def __init__(self, params: EagleTraining, states: States, target: Target) -> None:
+        super().__init__()
+        self.depth, self.params, self.is_eagle3 = params.passes, params, bool(target.layers)
         self.shape = shape_for(target.weights, target.info.n_embd, params.ff)
-        self._scale = float(_rms(states.hidden, None))
+        self.scale = float(_rms(states.hidden, None))
         # By component: in the inputs of layers they differ by orders of magnitude.
-        sizes = torch.from_numpy(_rms(read, 0) + 1e-6)
-        self._noise = (params.noise * sizes).to(device)
-        if target.layers:
+        sizes = torch.from_numpy(_rms(states.inputs(target.layers), 0) + 1e-6)
+        self.noise: Tensor
+        self.register_buffer("noise", params.noise * sizes)
+        self.module: EagleModule | Eagle3Module = EagleModule(self.shape, self.scale)
+        if self.is_eagle3:
             norm = torch.from_numpy(target.weights.tensor("output_norm.weight"))
-            self.module = Eagle3Module(self.shape, norm, sizes).to(device)
-        else:
-            self.module = EagleModule(self.shape, self._scale).to(device)
+            self.module = Eagle3Module(self.shape, norm, sizes)
 
-    def training_batch(self, items: list[int]) -> Batch:
-        batch = super().training_batch(items)
-        noise = self._noise * (torch.rand_like(batch.before) * 2 - 1)
+    def noisy(self, batch: Batch) -> Batch:
+        noise = self.noise * (torch.rand_like(batch.before) * 2 - 1)
         return replace(batch, before=batch.before + noise)
 
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -90,17 +83,17 @@ class EagleTrainer(Trainer[EagleTraining]):
                 return
             yield places, self.module.read(prediction.flatten(0, 1)[places])
 
-    def step_loss(self, ours: Tensor, wanted: Tensor) -> Tensor:
-        loss = super().step_loss(ours, wanted)
-        if self.params.states and not self.target.layers:
-            states = F.smooth_l1_loss(ours / self._scale, wanted / self._scale)
+    def loss(self, ours: Tensor, wanted: Tensor, matrix: Tensor) -> Tensor:
+        loss = super().loss(ours, wanted, matrix)
+        if self.params.states and not self.is_eagle3:
+            states = F.smooth_l1_loss(ours / self.scale, wanted / self.scale)
             loss = loss + self.params.states * states
         return loss
 
-    def write(self, path: Path) -> None:
-        target, kind, tokens = self.target, self.params.kind, self.tokens
+    def write(self, path: Path, trainer: Trainer) -> None:
+        target, tokens, kind = trainer.target, trainer.tokens, self.params.kind
         tensors = self.module.tensors()
-        if not target.layers:
+        if not self.is_eagle3:
             write_eagle(path, target.info, self.shape, tensors, tokens=tokens, kind=kind)
             return
         if tokens is not None:
@@ -108,6 +101,9 @@ class EagleTrainer(Trainer[EagleTraining]):
         write_eagle3(
             path, target.info, self.shape, tensors, target.layers, target.weights, tokens, kind
         )
+
+
+make = EagleHead
 
 
 def _rms(states: np.ndarray, axis: int | None) -> np.ndarray:

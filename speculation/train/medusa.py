@@ -18,14 +18,15 @@ from speculation.heads.medusa import write_medusa
 from speculation.train.params import MedusaTraining
 from speculation.train.sequences import Batch
 from speculation.train.states import States
-from speculation.train.training import Target, Trainer
+from speculation.train.training import Head, Target, Trainer
 
 
-class MedusaModule(nn.Module):
+class MedusaHeads(Head):
     """The residual blocks of all heads."""
 
-    def __init__(self, params: MedusaTraining, n_embd: int) -> None:
+    def __init__(self, params: MedusaTraining, states: States, target: Target) -> None:
         super().__init__()
+        self.depth, n_embd = params.heads, states.hidden.shape[1]
         shape = (params.heads, params.blocks, n_embd, n_embd)
         self.matrices = nn.Parameter(torch.zeros(shape))  # initially the heads add nothing
         self.biases = nn.Parameter(torch.zeros(shape[:-1]))
@@ -36,29 +37,25 @@ class MedusaModule(nn.Module):
             hidden = hidden + F.silu(hidden @ matrix.T + bias)
         return hidden
 
-
-class MedusaTrainer(Trainer[MedusaTraining]):
-    def __init__(self, params: MedusaTraining, states: States, target: Target, device: str) -> None:
-        super().__init__(params, states, target, device, target.embeddings(), states.hidden)
-        self.depth = params.heads
-        self.module = MedusaModule(params, states.hidden.shape[1]).to(device)
-
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
         places, continues = batch.places(), batch.continues()
         hidden = batch.before.flatten(0, 1)[places]
         for head in range(min(depth, self.depth)):
-            yield places, self.module(hidden, head)
+            yield places, self(hidden, head)
             alive = continues[places]
             places, hidden = places[alive] + 1, hidden[alive]
             if not len(places):
                 return
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, trainer: Trainer) -> None:
         tensors = {
             f"head.{head}.block.{block}.{part}": values
-            for part, of in (("weight", self.module.matrices), ("bias", self.module.biases))
+            for part, of in (("weight", self.matrices), ("bias", self.biases))
             for head, blocks in enumerate(of.detach().cpu().numpy())
             for block, values in enumerate(blocks)
         }
-        output = self.matrix.cpu().numpy()
-        write_medusa(path, self.target.info, HeadsWeights(tensors, output, self.tokens))
+        weights = HeadsWeights(tensors, trainer.matrix.cpu().numpy(), trainer.tokens)
+        write_medusa(path, trainer.target.info, weights)
+
+
+make = MedusaHeads

@@ -14,37 +14,26 @@ import numpy.typing as npt
 from batching.tree import Floats
 
 N_RANKS = 10  # choices of a head whose accuracy is measured
-NONE = -100  # stands for no label and for no column; cross_entropy's default ignore_index
 
 Ints = npt.NDArray[np.int64]
-
-
-def columns_of(wanted: npt.NDArray[Any], tokens: npt.NDArray[np.int32] | None) -> Ints:
-    """The column of each ``wanted`` token in logits over ``tokens``; NONE for other tokens.
-
-    ``tokens`` is None for the whole vocabulary.
-    """
-    if tokens is None:
-        return wanted.astype(np.int64)
-    column = np.searchsorted(tokens, wanted).clip(max=len(tokens) - 1)
-    return np.where(tokens[column] == wanted, column, NONE)
 
 
 def ranks_of(
     logits: Any, wanted: npt.NDArray[Any], tokens: npt.NDArray[np.int32] | None = None
 ) -> Ints:
-    """The rank of each ``wanted`` token or NONE, (n,), in its row of ``logits``, a tensor
-    (n, n_drafted).
+    """The rank of each ``wanted`` token, (n,), in its row of ``logits``, a tensor (n, n_drafted).
 
-    ``tokens`` are the token ids of the columns; None = the whole vocabulary.
+    ``tokens`` are the token ids of the columns, ascending; None = the whole vocabulary.
     """
     import torch
 
-    columns = columns_of(wanted, tokens)
-    correct = logits.gather(1, torch.from_numpy(columns.clip(min=0)).to(logits.device)[:, None])
+    column, is_drafted = wanted.astype(np.int64), np.full(len(wanted), True)
+    if tokens is not None:
+        column = np.searchsorted(tokens, wanted).clip(max=len(tokens) - 1)
+        is_drafted = tokens[column] == wanted
+    correct = logits.gather(1, torch.from_numpy(column).to(logits.device)[:, None])
     found: Ints = (logits > correct).sum(dim=1).clamp(max=N_RANKS).cpu().numpy()
-    found = np.where(columns == NONE, N_RANKS, found)
-    return np.where(wanted == NONE, -1, found)
+    return np.where(is_drafted, found, N_RANKS)
 
 
 def accuracy_of(ranks: Ints) -> Floats:

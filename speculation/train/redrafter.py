@@ -21,16 +21,22 @@ from speculation.train.layer import arrays_of
 from speculation.train.params import ReDrafterTraining
 from speculation.train.sequences import Batch
 from speculation.train.states import States
-from speculation.train.training import Target, Trainer
+from speculation.train.training import Head, Target, Trainer
 
 
-class ReDrafterModule(nn.Module):
+def make(params: ReDrafterTraining, states: States, target: Target) -> Head:
+    embeddings = target.embeddings()
+    size = float(np.sqrt((embeddings**2).mean()))
+    return ReDrafterModule(params, embeddings.shape[1], size)
+
+
+class ReDrafterModule(Head):
     """The head; ``speculation.heads.redrafter`` has its formulas."""
 
     def __init__(self, params: ReDrafterTraining, n_embd: int, size: float) -> None:
         """``size`` is the root mean square of the target's embeddings."""
         super().__init__()
-        self.n_embd = n_embd
+        self.n_embd, self.depth = n_embd, params.length
         self.token = nn.Linear(n_embd, n_embd)  # its bias serves the recurrence too
         self.recurrent = nn.Linear(n_embd, n_embd, bias=False)
         self.mixing = nn.Linear(2 * n_embd, n_embd)
@@ -42,7 +48,7 @@ class ReDrafterModule(nn.Module):
         nn.init.zeros_(self.projection.weight)  # initially the head adds nothing
 
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As ``Trainer.chains``. A chain ends before the first position outside the mask."""
+        """A chain ends before the first position outside the mask."""
         continues = batch.continues()
         places = batch.places()
         hidden = batch.before.flatten(0, 1)
@@ -70,19 +76,6 @@ class ReDrafterModule(nn.Module):
         tensors["recurrent.bias"] = tensors.pop("token.bias")
         return HeadsWeights(tensors, output.cpu().numpy(), tokens)
 
-
-class ReDrafterTrainer(Trainer[ReDrafterTraining]):
-    def __init__(
-        self, params: ReDrafterTraining, states: States, target: Target, device: str
-    ) -> None:
-        embeddings = target.embeddings()
-        super().__init__(params, states, target, device, embeddings, states.hidden)
-        self.depth = params.length
-        size = float(np.sqrt((embeddings**2).mean()))
-        self.module = ReDrafterModule(params, embeddings.shape[1], size).to(device)
-
-    def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.module.chains(batch, depth)
-
-    def write(self, path: Path) -> None:
-        write_redrafter(path, self.target.info, self.module.weights(self.matrix, self.tokens))
+    def write(self, path: Path, trainer: Trainer) -> None:
+        weights = self.weights(trainer.matrix, trainer.tokens)
+        write_redrafter(path, trainer.target.info, weights)

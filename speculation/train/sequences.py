@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,25 +14,6 @@ from speculation.train import TrainError
 from speculation.train.states import States
 
 _SORTED = 16  # batches whose sequences are sorted by length together
-
-
-def held_out_start(states: States, share: float) -> int:
-    """Index of the first held-out token. The last ``share`` of the sequences is held out, at least
-    one.
-
-    Counts only sequences with a token to train on, so that the evaluation has some too: a prompt
-    without room for a reply has none. Raises TrainError if no sequence is left for training.
-    """
-    # From the state before a token, heads learn the target's choice after it: two tokens ahead.
-    trainable = np.append(states.span_end[1:], 0) > np.arange(len(states)) + 2
-    bounds = itertools.pairwise([0, *states.ends])
-    starts = [start for start, end in bounds if trainable[start:end].any()]
-    if not starts:
-        raise TrainError("the data has no token to train on; give longer texts")
-    n_held_out = max(1, round(share * len(starts)))
-    if len(starts) - n_held_out < 1:
-        raise TrainError("the data has only one sequence, and one must be held out; give more")
-    return int(starts[-n_held_out])
 
 
 def draft_vocab(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
@@ -105,14 +85,19 @@ class Sequences:
         return self._mask[self._starts[sequence] : self._states.ends[sequence]]
 
     def split(self, held_out: float) -> tuple[list[int], list[int]]:
-        """Sequences for training and, from the end of the data, held-out ones for evaluation.
+        """Sequences for training and, from the end of the data, a share of ``held_out`` ones for
+        evaluation, at least one.
 
-        Raises TrainError if there are too few sequences with a token to train on.
+        Those without a token to train on are in neither: a prompt without room for a reply has
+        none. Raises TrainError if there are too few others.
         """
-        first = held_out_start(self._states, held_out)
         usable = [i for i in range(len(self._states.ends)) if self.loss_mask(i).any()]
-        n_train = sum(bool(self._states.ends[i] <= first) for i in usable)
-        return usable[:n_train], usable[n_train:]
+        n = max(1, round(held_out * len(usable)))
+        if not usable:
+            raise TrainError("the data has no token to train on; give longer texts")
+        if len(usable) <= n:
+            raise TrainError("the data has only one sequence, and one must be held out; give more")
+        return usable[:-n], usable[-n:]
 
     def batch(self, sequences: Sequence[int]) -> Batch:
         states = self._states

@@ -60,6 +60,17 @@ class States:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def inputs(self, layers: Sequence[int] = ()) -> npt.NDArray[np.float16]:
+        """What a head reads: the inputs of ``layers``, or without any the hidden states.
+
+        Raises TrainError if the inputs were not collected.
+        """
+        if layers and self.layers is None:
+            raise TrainError(
+                "the states were collected without the inputs of layers; collect again"
+            )
+        return self.layers if layers and self.layers is not None else self.hidden
+
 
 def begin(folder: Path, run: Mapping[str, Any]) -> tuple[int, ...]:
     """Create the folder of a collection, or check that it belongs to an earlier run of this one.

@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.file import HeadsInfo
-from speculation.train import TrainError
 from speculation.train.params import TrainingParams
 from speculation.train.ranks import Ints, ranks_of
 from speculation.train.sequences import Batch, Sequences, batches, draft_vocab
@@ -33,8 +31,6 @@ N_DEPTHS = 6  # length of the chains whose accuracy is measured
 MAX_LOGITS = 2**26  # in one chunk; 256 MB
 _WARM_UP = 0.03  # share of the steps
 _FINAL_RATE = 0.05  # learning rate at the last step, as a share of its peak
-
-P = TypeVar("P", bound=TrainingParams)
 
 
 @dataclass(frozen=True)
@@ -57,48 +53,15 @@ class Target:
         return self.weights.tensor("token_embd.weight")
 
 
-class Trainer(ABC, Generic[P]):
-    """A kind of heads in training.
+class Head(nn.Module, ABC):
+    """A kind of heads in training. ``make`` in the module of its kind makes it.
 
     It learns the target's distribution after every token, at each depth of a chain of drafts.
 
-    module  the PyTorch module that learns
     depth   length of the chains it is trained on
-    items   the sequences to train on
-    tokens  the draft vocabulary, (n_drafted,); None = the whole vocabulary
-    matrix  the target's output matrix for these tokens, (n_drafted, n_embd)
     """
 
-    module: nn.Module
     depth: int
-
-    def __init__(
-        self,
-        params: P,
-        states: States,
-        target: Target,
-        device: str,
-        embeddings: Floats,
-        read: npt.NDArray[np.float16],
-    ) -> None:
-        """``device`` is PyTorch's name of the device to train on; ``embeddings`` and ``read`` are
-        what the head takes as input, see ``Sequences``.
-
-        Raises TrainError if there are too few sequences to hold one out, or no token to train on.
-        """
-        torch.manual_seed(params.seed)
-        self.params, self.target, self.device = params, target, device
-        self.tokens = draft_vocab(states, params.vocab, len(target.output))
-        rows = target.output if self.tokens is None else target.output[self.tokens]
-        self.matrix = torch.from_numpy(np.array(rows)).to(device)
-        self.data = Sequences(states, device, embeddings, read)
-        self.items, self._held_out = self.data.split(params.held_out)
-        self._lengths = np.diff(states.ends, prepend=0).tolist()
-
-    def batches(self) -> Iterator[list[int]]:
-        """Items of each step, without end."""
-        params = self.params
-        return batches(self.items, params.batch, params.seed, self._lengths.__getitem__)
 
     @abstractmethod
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -109,23 +72,60 @@ class Trainer(ABC, Generic[P]):
         """
 
     @abstractmethod
-    def write(self, path: Path) -> None:
-        """Write the heads to a file. Raises DiskFull."""
+    def write(self, path: Path, trainer: Trainer) -> None:
+        """Write the heads to a file. Raises SpeculationError."""
 
-    def training_batch(self, items: list[int]) -> Batch:
-        return self.data.batch(items)
+    def noisy(self, batch: Batch) -> Batch:
+        """What is trained on instead of a batch."""
+        return batch
+
+    def loss(self, ours: Tensor, wanted: Tensor, matrix: Tensor) -> Tensor:
+        """The loss at one depth: our inputs of the output matrix, and the target's."""
+        return distribution_loss(ours, wanted, matrix)
+
+
+class Trainer:
+    """Trains a head, and measures it.
+
+    items   the sequences to train on
+    tokens  the draft vocabulary, (n_drafted,); None = the whole vocabulary
+    matrix  the target's output matrix for these tokens, (n_drafted, n_embd)
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any, States, Target], Head],
+        params: TrainingParams,
+        states: States,
+        target: Target,
+        device: str,
+    ) -> None:
+        """``device`` is PyTorch's name of the device to train on.
+
+        Raises TrainError if there are too few sequences to hold one out, or no token to train on.
+        """
+        torch.manual_seed(params.seed)
+        self.params, self.target, self.device = params, target, device
+        self.head = make(params, states, target).to(device)
+        self.tokens = draft_vocab(states, params.vocab, len(target.output))
+        rows = target.output if self.tokens is None else target.output[self.tokens]
+        self.matrix = torch.from_numpy(np.array(rows)).to(device)
+        self.data = Sequences(states, device, target.embeddings(), states.inputs(target.layers))
+        self.items, self._held_out = self.data.split(params.held_out)
+        self._lengths = np.diff(states.ends, prepend=0).tolist()
+
+    def batches(self) -> Iterator[list[int]]:
+        """Items of each step, without end."""
+        params = self.params
+        return batches(self.items, params.batch, params.seed, self._lengths.__getitem__)
 
     def loss(self, items: list[int]) -> Tensor:
-        batch = self.training_batch(items)
+        batch = self.head.noisy(self.data.batch(items))
         after = batch.after.flatten(0, 1)
         total = torch.zeros((), device=self.device)
-        for i, (places, ours) in enumerate(self.chains(batch, self.depth)):
-            total = total + LOSS_DECAY**i * self.step_loss(ours, after[places])
+        for i, (places, ours) in enumerate(self.head.chains(batch, self.head.depth)):
+            total = total + LOSS_DECAY**i * self.head.loss(ours, after[places], self.matrix)
         return total
-
-    def step_loss(self, ours: Tensor, wanted: Tensor) -> Tensor:
-        """The loss at one depth: our inputs of the output matrix, and the target's."""
-        return distribution_loss(ours, wanted, self.matrix)
 
     def ranks(self) -> Ints:
         """The ranks of the target's choices on held-out data, (n, depths), up to N_DEPTHS."""
@@ -134,7 +134,7 @@ class Trainer(ABC, Generic[P]):
             batch = self.data.batch([sequence])
             choices = batch.choices[0].cpu().numpy()
             ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
-            for depth, (places, ours) in enumerate(self.chains(batch, N_DEPTHS)):
+            for depth, (places, ours) in enumerate(self.head.chains(batch, N_DEPTHS)):
                 at = places.cpu().numpy()  # of chains that began ``depth`` positions earlier
                 logits = ours @ self.matrix.T
                 ranks[at - depth, depth] = ranks_of(logits, choices[at], self.tokens)
@@ -143,18 +143,14 @@ class Trainer(ABC, Generic[P]):
         return every[:, : max(1, int((every >= 0).any(axis=0).sum()))]
 
 
-def train(
-    trainer: Trainer[P], progress: Callable[[int, int, float], None] = lambda *_: None
-) -> Ints:
+def train(trainer: Trainer, progress: Callable[[int, int, float], None]) -> Ints:
     """Train for ``epochs``; return the ranks on held-out data.
 
     AdamW with gradient clipping. ``progress(step, n_steps, loss)`` is called after each step.
     """
     params = trainer.params
-    if not trainer.items:
-        raise TrainError("the data has no token to train on; give longer texts")
     n_steps = max(1, math.ceil(params.epochs * len(trainer.items) / params.batch))
-    weights = [p for p in trainer.module.parameters() if p.requires_grad]
+    weights = [p for p in trainer.head.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=params.rate, weight_decay=0.0)
     for step, items in enumerate(itertools.islice(trainer.batches(), n_steps)):
         optimizer.param_groups[0]["lr"] = params.rate * rate_at(step, n_steps)

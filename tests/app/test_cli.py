@@ -27,31 +27,33 @@ from tests.support.fake_backend import MODEL, FakeBackend
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "before"),
-    [
-        ("chat", "app.start", []),
-        ("serve", "app.start", ["--no-page"]),
-        ("bench", "speculation.bench.__main__", []),
-        ("train", "speculation.train.__main__", []),
-        ("models", "app.models", []),
-    ],
-)
 def test_a_command_runs_its_program_with_the_flags_after_it(
-    command: str, module: str, before: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """``python -m app`` has the commands, and is the chat without one."""
     seen: list[tuple[list[str], str]] = []
 
-    def run(flags: list[str], prog: str = "speculation models") -> int:
+    def run(flags: list[str], prog: str) -> int:
         seen.append((flags, prog))
         return 7
 
-    monkeypatch.setattr(f"{module}.main", run)
-    assert cli.main([command, "--model", "m.gguf", "--help"]) == 7
-    assert seen == [([*before, "--model", "m.gguf", "--help"], f"speculation {command}")]
+    monkeypatch.setattr(start, "main", run)
+    for command in ("chat", "serve"):
+        assert cli.main([command, "--model", "m.gguf", "--help"]) == 7
+    for given in ([], ["--no-page", "--port", "80"], ["serve", "--port", "80"]):
+        monkeypatch.setattr(sys, "argv", ["app", *given])
+        with pytest.raises(SystemExit, match="7"):
+            runpy.run_module("app", run_name="__main__")
+    assert seen == [
+        (["--model", "m.gguf", "--help"], "speculation chat"),
+        (["--no-page", "--model", "m.gguf", "--help"], "speculation serve"),
+        ([], "python -m app chat"),
+        (["--no-page", "--port", "80"], "python -m app chat"),
+        (["--no-page", "--port", "80"], "python -m app serve"),
+    ]
 
 
-@pytest.mark.parametrize("command", ["chat", "serve", "bench", "train", "models", "devices"])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_and_errors_name_the_program_that_was_typed(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,20 +108,9 @@ def test_ctrl_c_and_a_reader_that_goes_leave_no_traceback(monkeypatch: pytest.Mo
 def test_serve_ends_with_the_reason_if_its_model_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     for name, reason in (("missing.gguf", "file not found"), ("broken.gguf", "broken.gguf")):
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", free_port()]
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "app.cli",
-                "serve",
-                "--model",
-                tmp_path / name,
-                "--port",
-                free_port(),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
+            [*command, "--model", tmp_path / name], cwd=ROOT, capture_output=True, text=True
         )
         assert (done.returncode, done.stdout) == (2, "")
         loading, error = done.stderr.splitlines()
@@ -170,27 +161,6 @@ def test_a_second_start_opens_the_page_of_the_first(
     said = capsys.readouterr().err
     assert said.startswith(f"The chats in {store.database.path} are open at http://localhost:7870/")
     store.close()
-
-
-def test_python_m_app_has_the_commands_and_is_the_chat_without_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[tuple[list[str], str]] = []
-
-    def run(flags: list[str], prog: str) -> int:
-        seen.append((flags, prog))
-        return 0
-
-    monkeypatch.setattr(start, "main", run)
-    for given in ([], ["--no-page", "--port", "80"], ["serve", "--port", "80"]):
-        monkeypatch.setattr(sys, "argv", ["app", *given])
-        with pytest.raises(SystemExit, match="0"):
-            runpy.run_module("app", run_name="__main__")
-    assert seen == [
-        ([], "python -m app chat"),
-        (["--no-page", "--port", "80"], "python -m app chat"),
-        (["--no-page", "--port", "80"], "python -m app serve"),
-    ]
 
 
 def test_a_loaded_model_is_followed_by_what_computes_it_and_its_context(

@@ -17,14 +17,15 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from app import server
+from app.api.service import Service
 from app.guard import LARGEST_BODY, POLICY, Guard, Names
-from app.server import bind, serve
+from app.server import bind, endpoint, serve
 from tests.app.browser.chat import served
+from tests.support.fake_backend import FakeBackend
 
 EVIL = "evil.example"
 JSON = {"Content-Type": "application/json"}
@@ -130,6 +131,8 @@ def test_routes_that_the_page_does_not_use_are_closed(port: int) -> None:
         assert ask(port, path)[0] == 404, path
     for path in ("/", "/config", "/theme.css"):
         assert ask(port, path)[0] == 200, path
+        assert ask(port, path, "PUT")[0] == 404, path
+    assert ask(port, "/page/chats", "PUT")[0] == 405
 
 
 def test_the_size_of_a_body_is_limited_chunked_or_not(port: int) -> None:
@@ -168,28 +171,17 @@ def test_a_server_goes_by_loopback_names_and_by_what_it_listens_on(
         assert Names(listens).include(asked) is (asked in answered), asked
 
 
-ENDPOINT = [
-    Route(path, endpoint=print, methods=methods.split())
-    for path, methods in (
-        ("/health", "GET"),
-        ("/v1/models", "GET"),
-        ("/completion", "POST"),
-        ("/v1/responses/{id}", "GET DELETE"),
-        ("/page/models/hub", "GET POST"),
-    )
-]
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers every request with what it gets to see."""
+    body = (await receive())["body"].decode()
+    kind = Headers(scope=scope).get("content-type")
+    seen = f"{scope['method']} {scope['path']} {kind} {body}"
+    await PlainTextResponse(seen)(scope, receive, send)
 
 
 def guarded(**options: Any) -> TestClient:
-    """A server that answers every request with what it gets to see, behind the guard."""
-
-    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        kind = Headers(scope=scope).get("content-type")
-        seen = f"{scope['method']} {scope['path']} {kind}"
-        await PlainTextResponse(seen)(scope, receive, send)
-
-    names = Names("127.0.0.1", ["editor.example"])
-    guard = Guard(answers, names, ENDPOINT, **options)
+    """A server that echoes every request, behind the guard."""
+    guard = Guard(echo, Names("127.0.0.1", ["editor.example"]), **options)
     return TestClient(guard, base_url="http://127.0.0.1")
 
 
@@ -239,7 +231,7 @@ def test_a_body_that_is_cut_off_is_not_acted_on() -> None:
         await PlainTextResponse("ok")(scope, receive, send)
 
     listening = bind("127.0.0.1", 0)
-    serve(Guard(answers, Names("127.0.0.1"), endpoint=ENDPOINT), listening)
+    serve(Guard(answers, Names("127.0.0.1")), listening)
     for framing, body in (
         ("Content-Length: 20", b'{"prompt": "a"}'),  # whole JSON, but not the whole body
         ("Transfer-Encoding: chunked", b'f\r\n{"prompt": "a"}\r\n'),
@@ -261,7 +253,7 @@ def test_bodies_that_are_being_sent_have_a_limit_in_all() -> None:
         answered.extend([message["status"]] if "status" in message else [])
 
     async def all_at_once() -> None:
-        guard = Guard(PlainTextResponse("ok"), Names("127.0.0.1"), ENDPOINT, largest=100)
+        guard = Guard(PlainTextResponse("ok"), Names("127.0.0.1"), largest=100)
         go_on = asyncio.Event()
         scope = {"type": "http", "method": "POST", "path": "/completion", "query_string": b""}
         scope["headers"] = [(b"host", b"127.0.0.1")]
@@ -404,55 +396,50 @@ def test_a_request_is_taken_as_its_client_meant_it() -> None:
     for path in (f"{root}/completion", f"{root}//completion", f"{root}/completion/"):
         for headers in (form, {"Content-Type": "text/plain"}, {}):
             found = client.post(path, content=b"{}", headers=headers)
-            assert found.text == "POST /completion application/json"
+            assert found.text == "POST /completion application/json {}"
     assert client.get(f"{root}//v1///models/").text.startswith("GET /v1/models ")
     head = client.head("/v1/models")
     assert (head.status_code, head.text) == (200, "")
 
 
 def test_addresses_and_methods_that_there_are_not_are_told_in_json() -> None:
-    client = guarded()
+    app = endpoint(Service(FakeBackend()))
+    client = TestClient(server.guard(app, "127.0.0.1"), base_url="http://127.0.0.1")
     for method, path, allowed in (
-        ("GET", "/completion", "OPTIONS, POST"),
-        ("HEAD", "/completion", "OPTIONS, POST"),
-        ("PUT", "/v1/models", "GET, HEAD, OPTIONS"),
-        ("POST", "/v1/responses/one", "DELETE, GET, HEAD, OPTIONS"),
+        ("GET", "/completion", "POST"),
+        ("HEAD", "/completion", "POST"),
+        ("PUT", "/v1/models", "GET"),
+        ("POST", "/v1/responses/one", "DELETE, GET"),
     ):
         found = client.request(method, path)
         assert (found.status_code, found.headers["allow"]) == (405, allowed)
     assert client.post("/v1/responses/a").json() == {
         "error": {
-            "message": "/v1/responses/a takes DELETE, GET, HEAD, OPTIONS, not POST.",
+            "message": "/v1/responses/a takes DELETE, GET, not POST.",
             "type": "invalid_request_error",
             "param": None,
             "code": 405,
         }
     }
     for method in ("GET", "POST", "DELETE"):
-        found = client.request(method, "/v1/model")
-        assert found.status_code == 404
-        assert found.json()["error"]["type"] == "not_found_error"
-        assert "docs/endpoint.md lists its addresses" in found.json()["error"]["message"]
-    assert client.options("/v1/models").headers["allow"] == "GET, HEAD, OPTIONS"
-    assert guarded(page=False).get("/").status_code == 404
-
-
-def test_answers_on_a_kept_connection_are_not_held_back() -> None:
-    with bind("127.0.0.1", 0) as listening:
-        assert listening.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
+        for path in ("/v1/model", "/config", "/gradio_api/run/predict"):
+            found = client.request(method, path)
+            assert found.status_code == 404
+            assert found.json()["error"]["type"] == "not_found_error"
+            assert "docs/endpoint.md lists its addresses" in found.json()["error"]["message"]
+    assert client.options("/v1/models").status_code == 200
+    assert client.get("/").json() == {"endpoint": "/v1"}
 
 
 def test_idle_connections_give_way_to_those_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse("ok")(scope, receive, send)
-
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
     listening = bind("127.0.0.1", 0)
-    serve(Guard(answers, Names("127.0.0.1"), ENDPOINT), listening)
+    assert listening.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
+    serve(Guard(echo, Names("127.0.0.1")), listening)
     idle = [socket.create_connection(listening.getsockname(), timeout=60) for _ in range(12)]
     for each in idle[::2]:
         each.sendall(b"GET / HTTP/1.1\r\nHost: ")  # and no more
-    assert ask(listening.getsockname()[1], "/") == (200, "ok")
+    assert ask(listening.getsockname()[1], "/") == (200, "GET / application/json ")
     for each in idle[:9]:  # the oldest
         with suppress(ConnectionResetError):
             assert each.recv(1) == b""

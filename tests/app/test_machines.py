@@ -16,7 +16,7 @@ import pytest
 
 from app.worker.messages import ChatRequest, Done, Failed, Loaded, ModelSpec, Tokens
 from app.worker.remote import RemoteBackend
-from batching.errors import WorkerError
+from batching.errors import ModelError
 from batching.llama import rpc
 from speculation.engine import Engine
 from tests.support.paths import ROOT
@@ -121,19 +121,19 @@ def test_a_worker_that_cannot_be_used_is_an_error_that_says_why(
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         reason = rf"127.0.0.1:{port} cannot be used: Failed to connect"
-        with pytest.raises(WorkerError, match=reason):
+        with pytest.raises(ModelError, match=reason):
             Engine.load(tiny_model, rpc=f"127.0.0.1:{port}")
-    with pytest.raises(WorkerError, match="'127.0.0.1' is no address of a worker; give HOST:PORT"):
+    with pytest.raises(ModelError, match="'127.0.0.1' is no address of a worker; give HOST:PORT"):
         Engine.load(tiny_model, rpc="127.0.0.1")
     with (
         old_worker() as port,
-        pytest.raises(WorkerError, match="RPC server version mismatch: 1.2.3"),
+        pytest.raises(ModelError, match="RPC server version mismatch: 1.2.3"),
     ):
         Engine.load(tiny_model, rpc=f"127.0.0.1:{port}")
     monkeypatch.setattr(rpc, "_ANSWER_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        with pytest.raises(WorkerError, match="did not answer within 1 s; it serves one program"):
+        with pytest.raises(ModelError, match="did not answer within 1 s; it serves one program"):
             Engine.load(tiny_model, rpc=f"127.0.0.1:{port}")
 
 

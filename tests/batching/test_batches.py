@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from batching.cache import Reading, SequenceCache, n_kept, worth_saving
-from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
+from batching.errors import PromptTooLong, TreeError
 from batching.llama.batch import BatchMemory
 from batching.llama.model import size_name
-from batching.rows import Row, Rows, n_sequences, rows_back, tree_rows
+from batching.rows import Rows, n_sequences, rows_back, tree_rows
 from batching.slots import Slots
 from batching.target import Cancelled
 from batching.tree import TokenTree
 from speculation.methods.eagle import parse_choices
-from tests.support.fake_target import FakeTarget, fake_logits
+from tests.support.fake_target import FakeTarget, Row, fake_logits, listed, prefill
 
 
 def branching_tree(root: int = 10) -> TokenTree:
@@ -35,17 +35,14 @@ def chain_of(root: int, *drafts: int) -> TokenTree:
     return tree
 
 
-def test_a_root_and_a_chain_join_every_sequence_so_that_nothing_needs_copying() -> None:
-    assert list(tree_rows(TokenTree(7), n_past=5, n_seq=3)) == [Row(7, 5, (0, 1, 2), True)]
-    assert list(tree_rows(chain_of(7, 8, 9), n_past=5, n_seq=2)) == [
+def test_a_root_and_a_chain_join_every_sequence_and_branches_share_only_their_ancestors() -> None:
+    assert listed(tree_rows(TokenTree(7), n_past=5, n_seq=3)) == [Row(7, 5, (0, 1, 2), True)]
+    assert listed(tree_rows(chain_of(7, 8, 9), n_past=5, n_seq=2)) == [
         Row(7, 5, (0, 1), True),
         Row(8, 6, (0, 1), True),
         Row(9, 7, (0, 1), True),
     ]
-
-
-def test_sibling_branches_share_only_their_ancestors() -> None:
-    assert list(tree_rows(branching_tree(), n_past=100, n_seq=5)) == [
+    assert listed(tree_rows(branching_tree(), n_past=100, n_seq=5)) == [
         Row(10, 100, (0, 1, 2, 3, 4), True),
         Row(11, 101, (1, 2), True),
         Row(12, 102, (1,), True),
@@ -58,11 +55,12 @@ def attention_mask(rows: Rows) -> list[str]:
     """Which rows of the batch each row attends to, by llama.cpp's rule: those that share one of its
     sequences and do not come after it. All sequences of a row must agree."""
     mask: list[str] = []
-    for row in rows:
+    all_rows = listed(rows)
+    for row in all_rows:
         lines = {
             "".join(
                 "1" if seq in other.seq_ids and other.position <= row.position else "."
-                for other in rows
+                for other in all_rows
             )
             for seq in row.seq_ids
         }
@@ -96,7 +94,7 @@ def test_branches_are_numbered_depth_first_or_as_the_drafter_orders_them() -> No
     tree = TokenTree(1)
     for tokens in ([2, 3], [4], [2, 5]):
         tree.add_chain(0, tokens)
-    seq_ids = [row.seq_ids for row in tree_rows(tree, 0, 4)]
+    seq_ids = [row.seq_ids for row in listed(tree_rows(tree, 0, 4))]
     assert seq_ids == [(0, 1, 2, 3), (1, 2), (1,), (3,), (2,)]  # of the tokens 1, 2, 3, 4, 5
     tree = branching_tree()
     for branches, expected in (
@@ -104,7 +102,7 @@ def test_branches_are_numbered_depth_first_or_as_the_drafter_orders_them() -> No
         ([3, 4], [(0, 1, 2, 3), (1, 2), (2,), (1,), (3,)]),  # those through node 1 stay together
     ):
         tree.branches = branches
-        assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == expected
+        assert [row.seq_ids for row in listed(tree_rows(tree, 0, 4))] == expected
 
 
 def test_the_batch_memory_holds_the_rows() -> None:
@@ -116,17 +114,17 @@ def test_the_batch_memory_holds_the_rows() -> None:
         memory.fill(rows)
         batch = memory.struct
         assert batch.n_tokens == len(rows)
-        for i, row in enumerate(rows):
+        for i, row in enumerate(listed(rows)):
             seq_ids = tuple(batch.seq_id[i][: batch.n_seq_id[i]])
             assert row == Row(batch.token[i], batch.pos[i], seq_ids, bool(batch.logits[i]))
 
 
 def test_too_many_rows_branches_or_sequences_are_an_error_with_both_counts() -> None:
-    with pytest.raises(TreeTooLarge, match="5 rows do not fit a batch of 4"):
+    with pytest.raises(TreeError, match="5 rows do not fit a batch of 4"):
         BatchMemory(n_batch=4, n_seq_max=5).fill(tree_rows(branching_tree(), 0, 5))
-    with pytest.raises(TreeTooWide, match="3 branches and needs 4 sequences, 3 are in use"):
+    with pytest.raises(TreeError, match="3 branches and needs 4 sequences, 3 are in use"):
         tree_rows(branching_tree(), 0, 3)
-    with pytest.raises(TreeTooWide, match="needs 65 sequences, the context has 64"):
+    with pytest.raises(TreeError, match="needs 65 sequences, the context has 64"):
         SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
 
 
@@ -142,7 +140,7 @@ def test_equal_children_merge_and_keep_the_wider_output_or_are_all_found() -> No
 
 def test_a_node_that_is_not_a_draft_comes_last_and_is_neither_found_nor_counted() -> None:
     tree = branching_tree()
-    tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
+    tree.add_nodes([0, 5], [15, 16], [True, True], draft=False)
     assert tree.children(0, 15) == []
     assert tree.n_drafted == 4
     with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
@@ -199,7 +197,7 @@ def prefilled(tokens: list[int], n_seq: int) -> tuple[FakeTarget, SequenceCache]
     target = FakeTarget()
     cache = SequenceCache(target)
     cache.reserve(n_seq)
-    cache.prefill(tokens)
+    prefill(cache, tokens)
     return target, cache
 
 
@@ -222,46 +220,49 @@ def test_commit_keeps_the_accepted_path_in_every_sequence_and_copies_only_a_bran
     assert [target.tokens_of(s) for s in range(4)] == [tokens] * 4
 
 
-def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
+def test_a_prompt_is_read_in_chunks_after_the_common_prefix() -> None:
     target, cache = prefilled([1, 2, 3, 4], n_seq=2)
-    assert cache.prefill([1, 2, 9, 9, 9]) == 2
-    assert [row.token for row in target.decoded[-1]] == [9, 9, 9]
+    assert prefill(cache, [1, 2, 9, 9, 9]) == 2
+    assert [row.token for row in listed(target.decoded[-1])] == [9, 9, 9]
     assert target.tokens_of(1) == [1, 2, 9, 9, 9]
-
-
-def test_prefill_goes_in_chunks() -> None:
     target = FakeTarget(n_batch=4)
-    cache = SequenceCache(target)
-    cache.prefill(list(range(10)))
+    prefill(SequenceCache(target), list(range(10)))
     assert [len(rows) for rows in target.decoded] == [4, 4, 2]
-    assert not any(row.output for rows in target.decoded for row in rows)
+    assert not any(row.output for rows in target.decoded for row in listed(rows))
 
 
-def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
-    target = FakeTarget(n_batch=16)
-    cache = SequenceCache(target)
-    cache.reserve(4)
-    assert cache.prefill([1, 2], defer=True) == 0
-    assert (target.decoded, cache.n_past, cache.n_deferred) == ([], 2, 2)
-    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
-    output = target.decode(cache.with_deferred(rows))
-    assert list(target.decoded[0]) == [
-        Row(1, 0, (0, 1, 2, 3), False),
-        Row(2, 1, (0, 1, 2, 3), False),
-        *rows,
+@pytest.mark.parametrize("reserved", ["before", "after"])
+def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree(reserved: str) -> None:
+    target, tree = FakeTarget(n_batch=16), branching_tree()
+    (slot,) = Slots(target, 1).slots
+    cache = SequenceCache(slot)
+    if reserved == "before":
+        cache.reserve(n_sequences(tree))
+    n_read = 0
+    if reserved == "after":  # some of the prompt is read by then
+        prefill(cache, [1])
+        n_read = 1
+    assert prefill(cache, [1, 2], defer=True) == n_read
+    assert (len(target.decoded), cache.n_past, cache.n_deferred) == (n_read, 2, 2 - n_read)
+    cache.reserve(n_sequences(tree))
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    output = slot.decode(cache.with_deferred(rows))
+    assert listed(target.decoded[-1]) == [
+        *[Row(token, token - 1, (0, 1, 2, 3), False) for token in (1, 2)[n_read:]],
+        *listed(rows),
     ]
     np.testing.assert_array_equal(output.logits(0), fake_logits((1, 2, 10)))
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
     assert (cache.tokens, cache.n_deferred) == ([1, 2, 10, 11, 13], 0)
-    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+    assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 10, 11, 13]] * 4 + [[]]
 
 
 def test_deferred_tokens_leave_room_for_a_row() -> None:
     for n_tokens, n_decoded in ((3, 0), (4, 4), (7, 4), (8, 8), (11, 8)):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
-        cache.prefill(list(range(n_tokens)), defer=True)
+        prefill(cache, list(range(n_tokens)), defer=True)
         assert sum(map(len, target.decoded)) == n_decoded
         assert (cache.n_past, cache.n_deferred) == (n_tokens, n_tokens - n_decoded)
 
@@ -270,11 +271,11 @@ def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> Non
     for way in ("truncate", "prefill"):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
-        cache.prefill([0, 1, 2, 3, 4, 5], defer=True)
+        prefill(cache, [0, 1, 2, 3, 4, 5], defer=True)
         if way == "truncate":
             cache.truncate(5)
         else:
-            cache.prefill([0, 1, 2, 3])
+            prefill(cache, [0, 1, 2, 3])
         assert (cache.tokens, cache.n_deferred) == ([0, 1, 2, 3], 0)
         assert target.tokens_of(0) == [0, 1, 2, 3]
 
@@ -284,17 +285,17 @@ def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
     target.n_until_cancelled = 2
     cache = SequenceCache(target)
     with pytest.raises(Cancelled):
-        cache.prefill(list(range(10)))
+        prefill(cache, list(range(10)))
     assert cache.tokens == list(range(8))
     assert target.n_cells() == 8
     target.n_until_cancelled = 9
-    assert cache.prefill(list(range(10))) == 8
+    assert prefill(cache, list(range(10))) == 8
 
 
 def test_a_prompt_that_fills_the_context_is_refused_and_both_lengths_reported() -> None:
     cache = SequenceCache(FakeTarget(n_ctx=8))
     with pytest.raises(PromptTooLong, match=r"9 tokens but the context holds 8.*at least 10"):
-        cache.prefill(list(range(8)))
+        prefill(cache, list(range(8)))
 
 
 def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
@@ -305,19 +306,12 @@ def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
     assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [], [], []]
 
 
-def test_branches_of_the_first_tree_share_the_prompt_and_its_deferred_end() -> None:
-    target = FakeTarget(n_batch=16)
-    cache = SequenceCache(target)
-    cache.prefill([1, 2])
-    cache.prefill([1, 2, 3, 4], defer=True)
-    tree = branching_tree()
-    cache.reserve(n_sequences(tree))
-    assert (cache.n_seq, cache.n_deferred) == (4, 2)
-    rows = tree_rows(tree, cache.n_past, cache.n_seq)
-    output = target.decode(cache.with_deferred(rows))
-    np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
-    cache.commit(rows, [0, 1, 3])
-    assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
+def test_truncate_drops_uncommitted_rows_too() -> None:
+    target, cache = prefilled([1, 2, 3], n_seq=2)
+    target.decode(tree_rows(TokenTree(9), 3, 2))
+    cache.truncate(2)
+    assert cache.tokens == [1, 2]
+    assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
 
 
 def test_a_chain_needs_only_one_sequence() -> None:
@@ -332,14 +326,6 @@ def test_a_chain_needs_only_one_sequence() -> None:
     chain = TokenTree(3)
     chain.branches.append(chain.add(0, 4))
     assert n_sequences(chain) == 2
-
-
-def test_truncate_drops_uncommitted_rows_too() -> None:
-    target, cache = prefilled([1, 2, 3], n_seq=2)
-    target.decode(tree_rows(TokenTree(9), 3, 2))
-    cache.truncate(2)
-    assert cache.tokens == [1, 2]
-    assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
 
 
 def test_a_model_size_is_named_by_its_parameter_count() -> None:
@@ -362,7 +348,7 @@ def test_the_last_texts_with_equal_rows_can_be_taken_back() -> None:
 
 def test_a_text_keeps_what_a_recurrent_state_allows() -> None:
     cache = SequenceCache(FakeTarget(n_rewind=2))
-    cache.prefill(list(range(1, 12)))  # saved after 3 tokens
+    prefill(cache, list(range(1, 12)))  # saved after 3 tokens
     assert cache.n_kept([*range(1, 12), 5]) == 11
     assert cache.n_kept([*range(1, 11), 5]) == 3
     assert cache.n_kept([1, 2, 5]) == 0
@@ -372,16 +358,16 @@ def test_a_text_keeps_what_a_recurrent_state_allows() -> None:
 def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
     target = FakeTarget(n_rewind=2)
     cache = SequenceCache(target)
-    cache.prefill(list(range(1, 12)))  # saved after 3 tokens
-    assert cache.prefill([*range(1, 7), 9, 9, 9]) == 3
-    assert cache.prefill([1, 2, 9, 9]) == 0  # nothing was saved before these
+    prefill(cache, list(range(1, 12)))  # saved after 3 tokens
+    assert prefill(cache, [*range(1, 7), 9, 9, 9]) == 3
+    assert prefill(cache, [1, 2, 9, 9]) == 0  # nothing was saved before these
     assert target.tokens_of(0) == cache.tokens == [1, 2, 9, 9]
     long = [token % 12 for token in range(100)]
     for end in (40, 60, 80, 100):
-        assert cache.prefill(long[:end]) == (0 if end == 40 else end - 20)
-    assert cache.prefill([*long[:75], 9]) == 72
-    assert cache.prefill([*long[:60], 9]) == 52
-    assert cache.prefill([*long[:45], 9]) == 32
+        assert prefill(cache, long[:end]) == (0 if end == 40 else end - 20)
+    assert prefill(cache, [*long[:75], 9]) == 72
+    assert prefill(cache, [*long[:60], 9]) == 52
+    assert prefill(cache, [*long[:45], 9]) == 32
 
 
 def test_states_are_saved_after_turns_at_intervals_and_shortly_before_the_end() -> None:
@@ -408,12 +394,12 @@ def test_trees_of_two_texts_are_decoded_together_and_committed_apart() -> None:
     shared = Slots(target, 2)
     caches = [SequenceCache(slot) for slot in shared.slots]
     for cache, text in zip(caches, ([1, 2], [3, 4, 5]), strict=True):
-        cache.prefill(text)
+        prefill(cache, text)
         cache.reserve(4)
     trees = [branching_tree(6), branching_tree(7)]
     parts = [tree_rows(tree, c.n_past, c.n_seq) for tree, c in zip(trees, caches, strict=True)]
     outputs = shared.decode(list(zip(shared.slots, parts, strict=True)))
-    assert list(target.decoded[-1]) == [
+    assert listed(target.decoded[-1]) == [
         Row(6, 2, (0, 1, 2, 3), True),
         Row(11, 3, (1, 2), True),
         Row(12, 4, (1,), True),
@@ -440,7 +426,7 @@ def test_a_prompt_is_read_in_the_batches_of_another_text() -> None:
     target = FakeTarget(n_seq_max=4)
     shared = Slots(target, 2)
     writing, other = (SequenceCache(slot) for slot in shared.slots)
-    writing.prefill([1, 2])
+    prefill(writing, [1, 2])
     reading = Reading(other, [3, 4, 5, 6, 7], defer=True)
     for token, n_read in ((8, 2), (9, 4)):
         chunk = reading.next_rows(2)
@@ -461,10 +447,10 @@ def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
     target = FakeTarget(n_seq_max=4)
     shared = Slots(target, 2)
     first, second = (SequenceCache(slot) for slot in shared.slots)
-    first.prefill([1, 2, 3, 4])
+    prefill(first, [1, 2, 3, 4])
     second.share(first, 3)
-    assert second.prefill([1, 2, 3, 9]) == 3
-    assert [row.token for row in target.decoded[-1]] == [9]
+    assert prefill(second, [1, 2, 3, 9]) == 3
+    assert [row.token for row in listed(target.decoded[-1])] == [9]
     assert (target.tokens_of(0), target.tokens_of(2)) == ([1, 2, 3, 4], [1, 2, 3, 9])
     assert target.n_cells() == 5
 
@@ -472,11 +458,11 @@ def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
 def test_a_slot_takes_over_a_state_of_another_text_or_all_of_it() -> None:
     target = FakeTarget(n_rewind=2, n_seq_max=3)
     first, second, third = (SequenceCache(slot) for slot in Slots(target, 3).slots)
-    first.prefill(list(range(1, 12)))  # saved after 3 tokens
+    prefill(first, list(range(1, 12)))  # saved after 3 tokens
     second.share(first, first.n_kept([1, 2, 3, 4, 9]))
-    assert second.prefill([1, 2, 3, 4, 9]) == 3
+    assert prefill(second, [1, 2, 3, 4, 9]) == 3
     third.share(first, first.n_kept([*range(1, 12), 9]))
-    assert third.prefill([*range(1, 12), 9]) == 11
+    assert prefill(third, [*range(1, 12), 9]) == 11
     sequences = [target.tokens_of(seq_id) for seq_id in range(3)]
     assert sequences == [[*range(1, 12)], [1, 2, 3, 4, 9], [*range(1, 12), 9]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import HeadsError
+from batching.errors import ModelError
 from batching.llama.context import ContextParams
 from speculation.bench.__main__ import main
 from speculation.chat.template import chat_prompt
@@ -43,7 +43,7 @@ def test_heads_given_as_a_model_are_refused_with_the_right_flag(
         f"model it was trained for with --model"
     )
     for model, draft_model in ((heads, None), (tiny_model, heads)):
-        with pytest.raises(HeadsError) as refused:
+        with pytest.raises(ModelError) as refused:
             Engine.load(model, ContextParams(n_threads=1), draft_model=draft_model)
         assert worded(refused.value) == reason
 

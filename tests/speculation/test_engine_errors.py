@@ -19,16 +19,14 @@ import numpy as np
 import pytest
 
 from batching.errors import (
-    DecodeFailed,
+    ContextError,
     GrammarError,
     InvalidParameter,
     MissingResource,
-    ModelFileMissing,
-    NotGGUF,
+    ModelError,
     OutOfMemory,
     PromptTooLong,
     SpeculationError,
-    TruncatedGGUF,
     UnsupportedModel,
 )
 from batching.llama import model as model_module
@@ -47,11 +45,11 @@ from tests.support.tiny_gguf import write_learned_positions_gguf, write_tiny_ggu
 def test_a_file_that_is_missing_no_gguf_or_of_an_unknown_architecture_is_named(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(ModelFileMissing, match=r"file not found: /nowhere/x\.gguf; check the path"):
+    with pytest.raises(ModelError, match=r"file not found: /nowhere/x\.gguf; check the path"):
         Model("/nowhere/x.gguf")
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04 something else")
-    with pytest.raises(NotGGUF, match=r"starts with b'PK\\x03\\x04', not b'GGUF'"):
+    with pytest.raises(ModelError, match=r"starts with b'PK\\x03\\x04', not b'GGUF'"):
         Model(path)
     path = write_tiny_gguf(tmp_path / "odd.gguf", architecture="perceptron")
     with pytest.raises(UnsupportedModel, match="perceptron.*newer llama-cpp-python"):
@@ -64,7 +62,7 @@ def test_the_error_for_a_truncated_gguf_says_to_download_it_again(
 ) -> None:
     path, data = tmp_path / "half.gguf", tiny_model.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(TruncatedGGUF, match="incomplete.*download it again"):
+    with pytest.raises(ModelError, match="incomplete.*download it again"):
         Model(path)
 
 
@@ -387,7 +385,7 @@ def test_ctrl_c_ends_a_load_and_leaves_no_model(
     ("code", "kind", "message"),
     [
         (-2, OutOfMemory, "(?s)not enough memory to compute .* rows .*; lower n_ctx"),
-        (-3, DecodeFailed, "llama_decode returned -3"),
+        (-3, ContextError, "llama_decode returned -3"),
     ],
 )
 def test_a_failed_decode_reports_its_reason(

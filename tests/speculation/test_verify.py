@@ -196,7 +196,7 @@ def test_a_draft_without_probabilities_counts_as_certain() -> None:
 
 def test_nodes_that_are_not_drafts_are_never_accepted() -> None:
     tree = TokenTree(0)
-    tree.add_nodes([0], [1], [3], [True], draft=False)
+    tree.add_nodes([0], [3], [True], draft=False)
     path, _ = Rejection(seed=1).verify(tree, PrefixOutput(tree, {}), Sampler(*WIDE))
     assert path == [0]
 

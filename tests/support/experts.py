@@ -10,12 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from batching.llama.computed_by import computed_by
-from batching.llama.device_memory import CacheSize
-from batching.llama.devices import Device, Placement
+from batching.llama.devices import CacheSize, Device, Placement
 from batching.llama.log import recent_log
 from batching.llama.model import Model
 from speculation.engine import Engine
+from speculation.system.computed_by import computed_by
 from tests.support.exact import EXACT, PROMPT
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -77,3 +77,11 @@ class FakeBackend(Backend):
 
     def close(self) -> bool:
         return True
+
+
+class Recording(FakeBackend):
+    """Keeps requests, and answers each with one event."""
+
+    def reply(self, request: ChatRequest) -> Events:
+        self.requests.append(request)
+        return played([DONE])

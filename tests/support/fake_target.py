@@ -10,11 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Container, Sequence
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from batching.cache import common_prefix
+from batching.cache import Reading, SequenceCache, StateReader, common_prefix
 from batching.errors import CannotRewind
 from batching.rows import Rows, rows_back
 from batching.target import Cancelled, Meanwhile, Output, Watch
@@ -91,6 +92,20 @@ class FakeEagleHead(HeadInContext):
         return np.column_stack([np.array(tokens, np.float32), states])
 
 
+class Row(NamedTuple):
+    """One row of a batch."""
+
+    token: int
+    position: int
+    seq_ids: tuple[int, ...]
+    output: bool
+
+
+def listed(rows: Rows) -> list[Row]:
+    columns = rows.tokens, rows.positions, map(tuple, rows.seq_ids), map(bool, rows.outputs)
+    return [Row(*row) for row in zip(*columns, strict=True)]
+
+
 class FakeOutput:
     n_vocab = N_VOCAB
 
@@ -100,11 +115,9 @@ class FakeOutput:
         outputs: Sequence[bool],
         logits: Callable[[tuple[int, ...]], Floats],
         has_hidden: bool = False,
-        n_before: int = 0,
     ) -> None:
         self._logits = logits
         self._has_logits = True
-        self._n_before = n_before
         self._has_hidden = has_hidden
         self._prefixes = prefixes
         self._outputs = outputs
@@ -116,7 +129,6 @@ class FakeOutput:
 
     def _all_logits(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
-        row += self._n_before
         assert self._outputs[row], f"row {row} has no output"
         return self._logits(self._prefixes[row])
 
@@ -129,7 +141,7 @@ class FakeOutput:
     def hidden(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
         assert self._has_hidden, "hidden states were not requested"
-        return fake_hidden(self._prefixes[self._n_before + row], self._logits)
+        return fake_hidden(self._prefixes[row], self._logits)
 
     def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
         raise RuntimeError("the fake target exposes no layers")
@@ -172,7 +184,7 @@ class FakeTarget:
         self._output.stale = True
         self.decoded.append(rows)
         prefixes = []
-        for row in rows:
+        for row in listed(rows):
             prefixes_of_row = {self._tokens[seq_id] for seq_id in row.seq_ids}
             assert len(prefixes_of_row) == 1, f"sequences {row.seq_ids} share a row but differ"
             (prefix,) = prefixes_of_row
@@ -186,7 +198,7 @@ class FakeTarget:
             assert all(len(seq_ids) == 1 for seq_ids in rows.seq_ids), "texts share a state"
             self._n_back = rows_back(rows, self.n_rewind)
         outputs = [output or self._has_hidden for output in rows.outputs]
-        self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
+        self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden)
         self._output._has_logits = self._has_logits
         if self.is_device and meanwhile is not None:
             meanwhile()
@@ -307,6 +319,23 @@ class FakeReply:
 
     def rest(self) -> list[Token]:
         return []
+
+
+def prefill(
+    cache: SequenceCache,
+    tokens: Sequence[int],
+    *,
+    reader: StateReader | None = None,
+    defer: bool = False,
+) -> int:
+    """Make ``tokens`` the text of ``cache``, by itself; return how many of them were cached."""
+    reading = Reading(cache, tokens, reader, defer=defer)
+    try:
+        while (rows := reading.next_rows()) is not None:
+            reading.take(cache.target.decode(rows))
+    finally:
+        reading.close()
+    return reading.n_reused
 
 
 def prompt_of(seed: int) -> list[int]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from batching.gpu_build import Choice
 from tools import install
+from tools.gpu_build import Choice
 
 ROOT = Path(__file__).parents[2]
 SH = shutil.which("sh")
@@ -270,7 +270,7 @@ def test_a_wheel_for_the_gpu_comes_before_compiling_and_the_cpu_last(
     commands: list[str] = []
     installed = [""]
 
-    def pip(command: list[str], what: str, log: object, environment: dict[str, str]) -> None:
+    def pip(command: list[str], what: str, environment: dict[str, str]) -> None:
         kind = GPU if "GGML_CUDA" in environment["CMAKE_ARGS"] else CPU_BUILD
         if "--only-binary" in command:
             kind = WHEEL
@@ -284,7 +284,7 @@ def test_a_wheel_for_the_gpu_comes_before_compiling_and_the_cpu_last(
     monkeypatch.setattr(install, "has_backend", lambda name: installed[0] == name)
     monkeypatch.setattr(install, "is_loadable", lambda: installed[0] != "unloadable")
     wanted = steps({}, gpu=choice)["llama"]
-    found = install.install_llama(wanted, None, None, sys.stderr)
+    found = install.install_llama(wanted, None, None)
     assert commands == asked
     assert found.get("gpu") == gpu
     last = capsys.readouterr().err.splitlines()[-1:]
@@ -296,11 +296,11 @@ def test_a_wheel_for_the_gpu_comes_before_compiling_and_the_cpu_last(
 def test_the_users_flags_override_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[str], str]] = []
     monkeypatch.setattr(
-        install, "pip", lambda command, what, log, env: seen.append((command, env["CMAKE_ARGS"]))
+        install, "pip", lambda command, what, env: seen.append((command, env["CMAKE_ARGS"]))
     )
     monkeypatch.setattr(install, "gpu_choice", lambda: CUDA)
     wanted = steps({}, cmake_args="-DGGML_HIP=on", gpu=CUDA)["llama"]
-    assert install.install_llama(wanted, None, None, sys.stderr) == wanted
+    assert install.install_llama(wanted, None, None) == wanted
     ((command, flags),) = seen
     assert "--no-binary" in command and flags.endswith(" -DGGML_HIP=on") and "CUDA" not in flags
 
@@ -319,13 +319,10 @@ def test_the_users_cmake_flags_come_after_ours_and_the_version_from_pyproject(
     assert install.requirement(project).startswith("llama-cpp-python>=")
 
 
-def test_a_failed_build_shows_the_first_failure_without_pips_comments() -> None:
+def test_the_first_failure_of_a_build_or_an_unreachable_index_comes_before_pips_comments() -> None:
     failed = ["FAILED: b.o", "b.cpp:3: error: no such type"]
     log = ["[1/2] g++ a.cpp", *failed, *["note"] * 30]
     assert install.failure([f"  {line}" for line in log])[:2] == failed
-
-
-def test_an_unreachable_index_is_named_before_pips_own_error() -> None:
     retry = (
         "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError("
         "'<pip._vendor>: Failed: [Errno -3] Temporary failure in name resolution')': /simple/x/"
@@ -338,11 +335,8 @@ def test_an_unreachable_index_is_named_before_pips_own_error() -> None:
 
 def test_a_failed_step_reports_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "LOG", tmp_path / "log")
-    with (
-        install.LOG.open("w", encoding="utf-8") as log,
-        pytest.raises(install.InstallFailed, match=r"^Trying failed [\s\S]*no-such-package"),
-    ):
-        install.pip(["install", "--no-index", "no-such-package"], "Trying", log)
+    with pytest.raises(install.InstallFailed, match=r"^Trying failed [\s\S]*no-such-package"):
+        install.pip(["install", "--no-index", "no-such-package"], "Trying")
     assert (
         f"$ {sys.executable} -m pip install --no-index no-such-package" in install.LOG.read_text()
     )

@@ -10,21 +10,11 @@ from starlette.testclient import TestClient
 
 from app.api.service import Service
 from app.server import endpoint, guard
-from app.worker.events import Events
-from app.worker.messages import ChatRequest
-from tests.support.fake_backend import DONE, FakeBackend, played
+from tests.support.fake_backend import Recording
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 TOOL = {"type": "function", "function": {"name": "now", "strict": True}}
-
-
-class Recording(FakeBackend):
-    """Keeps requests, and answers with one event."""
-
-    def reply(self, request: ChatRequest) -> Events:
-        self.requests.append(request)
-        return played([DONE])
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from app.worker.messages import (
     Status,
     Tokenize,
 )
-from tests.app.api.test_replies import Recording, client
-from tests.support.fake_backend import DONE, MODEL, FakeBackend, played
+from tests.app.api.test_replies import client, finished
+from tests.support.fake_backend import DONE, MODEL, FakeBackend, Recording, played
 
 HELLO = {"role": "user", "content": "hi"}
 EMPTY = {"role": "user", "content": ""}
@@ -156,7 +156,7 @@ def test_the_requests_of_a_call_enter_the_queue_a_few_at_a_time() -> None:
     async def numbers() -> list[int]:
         backend, found = Queue(), []
         requests = [ChatRequest(str(i)) for i in range(10)]
-        work = asyncio.ensure_future(Replies(backend, requests, 100, at_a_time=3).finish())
+        work = asyncio.ensure_future(finished(Replies(backend, requests, 100, at_a_time=3)))
         while not work.done():
             await asyncio.sleep(0.01)
             found.append(len(backend.requests))
@@ -173,7 +173,7 @@ def test_a_call_that_has_ended_sends_no_more_requests() -> None:
     async def n_sent() -> int:
         backend = Queue()
         replies = Replies(backend, [ChatRequest(str(i)) for i in range(10)], 100, at_a_time=3)
-        work = asyncio.ensure_future(replies.finish())
+        work = asyncio.ensure_future(finished(replies))
         await asyncio.sleep(0.01)
         work.cancel()
         await asyncio.wait([work])

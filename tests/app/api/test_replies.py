@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from app.api import replies, reply
 from app.api.errors import ApiError
-from app.api.facts import legacy_logprobs
-from app.api.replies import Gathered, Replies, Shown
+from app.api.facts import Gathered, Shown, legacy_logprobs
+from app.api.replies import Replies
 from app.api.service import Service
 from app.server import address, bind, endpoint, guard, serve
 from app.start import common_memory, parse_flags
@@ -31,7 +31,7 @@ from app.worker.messages import (
     Tokens,
     Waiting,
 )
-from tests.support.fake_backend import DONE, FakeBackend, played
+from tests.support.fake_backend import DONE, FakeBackend, Recording, played
 
 
 class Endless:
@@ -48,10 +48,20 @@ class Endless:
         return self.events
 
 
+async def finished(replies: Replies) -> list[Gathered]:
+    """What came of the replies."""
+    try:
+        async for _ in replies.events():
+            pass
+    finally:
+        replies.close()
+    return replies.choices
+
+
 def test_a_cancelled_run_stops_its_requests_even_while_text_arrives() -> None:
     async def cancelled_after(n_turns: int) -> bool:
         backend: Any = Endless()
-        work = asyncio.ensure_future(Replies(backend, [ChatRequest("one")], 100).finish())
+        work = asyncio.ensure_future(finished(Replies(backend, [ChatRequest("one")], 100)))
         await asyncio.sleep(0.01)
         backend.events.put(Tokens((("a", False),)))
         for _ in range(n_turns):
@@ -66,12 +76,8 @@ def test_a_cancelled_run_stops_its_requests_even_while_text_arrives() -> None:
     assert asyncio.run(all_cancelled()) == [True] * 6
 
 
-class Recording(FakeBackend):
-    """A backend for an endpoint: keeps requests, and answers with one event."""
-
-    def reply(self, request: ChatRequest) -> Events:
-        self.requests.append(request)
-        return played([DONE])
+class Reporting(Recording):
+    """A backend for an endpoint, which has done something."""
 
     def report(self) -> Report:
         return Report(
@@ -80,7 +86,7 @@ class Recording(FakeBackend):
 
 
 def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
-    with client(Recording()) as http:
+    with client(Reporting()) as http:
         assert http.get("/health").json() == {"status": "ok"}
         assert http.head("/").status_code == 200  # as Claude Code asks at its start
         assert http.get("/props").json()["model_path"] == ""
@@ -138,7 +144,7 @@ def client(backend: Any, keys: Sequence[str] = ()) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1", headers=key)
 
 
-class Scripted(Recording):
+class Scripted(FakeBackend):
     """Replies with given events."""
 
     events: Events

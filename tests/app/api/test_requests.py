@@ -11,20 +11,10 @@ from starlette.testclient import TestClient
 
 from app.api.service import Service
 from app.server import endpoint, guard
-from app.worker.events import Events
-from app.worker.messages import ChatRequest
-from tests.support.fake_backend import DONE, FakeBackend, played
+from tests.support.fake_backend import Recording
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}}
-
-
-class Recording(FakeBackend):
-    """Keeps requests, and answers with one event."""
-
-    def reply(self, request: ChatRequest) -> Events:
-        self.requests.append(request)
-        return played([DONE])
 
 
 @pytest.fixture(scope="module")

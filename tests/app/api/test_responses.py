@@ -11,8 +11,8 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from app.api.errors import ApiError
 from app.api.history import History
+from app.api.requests import ToolChoice
 from app.api.response_tools import Offered, Tool
-from app.api.schemas import ToolChoice
 from app.worker.messages import Failed, Tokens
 from speculation.chat.tools import object_of
 from tests.support.fake_backend import FakeBackend

@@ -33,10 +33,10 @@ from app.worker.messages import (
     Tokens,
 )
 from app.worker.remote import RemoteBackend
+from tests.app.worker.test_backend import ENDLESS, text_of
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
-ENDLESS = {"grammar": "root ::= [a-z] root"}
 # An engine that soon finds that something takes too long.
 IMPATIENT = """
 import time
@@ -142,13 +142,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def backend(model: Path) -> Iterator[RemoteBackend]:
     made = RemoteBackend()
-    assert isinstance(list(made.load(spec(model)))[-1], Loaded)
+    assert has_loaded(made, model)
     yield made
     assert made.close()
 
 
 def spec(path: Path) -> ModelSpec:
     return ModelSpec(str(path), n_threads=1, flash_attn="off", parallel=2)
+
+
+def has_loaded(backend: RemoteBackend, path: Path) -> bool:
+    return isinstance(list(backend.load(spec(path)))[-1], Loaded)
+
+
+def replies(backend: RemoteBackend) -> bool:
+    return isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+
+
+def until_tokens(events: Iterator[Event]) -> None:
+    while not isinstance(next(events), Tokens):
+        pass
 
 
 def request(text: str = "a cat", **options: object) -> ChatRequest:
@@ -159,19 +172,12 @@ def kill(backend: RemoteBackend) -> None:
     os.kill(backend._process._process.pid, signal.SIGKILL)
 
 
-def text_of(events: list[Event]) -> str:
-    return "".join(
-        text for event in events if isinstance(event, Tokens) for text, _ in event.pieces
-    )
-
-
 def test_a_dead_engine_is_reported_and_another_is_started(
     backend: RemoteBackend, model: Path
 ) -> None:
     before = list(backend.reply(request(max_tokens=12)))
     running = backend.reply(request(sampling=ENDLESS))
-    while not isinstance(next(running), Tokens):
-        pass
+    until_tokens(running)
     kill(backend)
     failed = list(running)[-1]
     why = f"The engine's process ended: SIGKILL. {model} is loaded again now."
@@ -206,11 +212,16 @@ def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
             for path in ("tokenize", "completion"):
                 body = {"content": "a", "prompt": "a", "n_predict": 2}
                 assert http.post(path, json=body).status_code == status
+            if first:
+                backend._status = replace(backend.status(), is_down=True, error="it ended")
+                health = http.get("health")
+                told = health.json()["error"]["message"]
+                assert (health.status_code, told) == (503, "it ended")
         has_closed = backend.close()
         assert not (first and has_closed)  # the old model may have something to save
 
 
-def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteBackend) -> None:
+def test_a_large_request_goes_through_and_an_odd_one_stops_no_other(backend: RemoteBackend) -> None:
     text = "a cat " * 80_000
     (answer,) = backend.ask(Tokenize(text))
     assert isinstance(answer, Answer)
@@ -223,9 +234,6 @@ def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteB
     (failed,) = backend.reply(request(sampling={"json_schema": deep}))
     why = "the request cannot be sent to the engine: it is nested too deep"
     assert failed == Failed(why, why, "invalid")
-
-
-def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
     for sampling, reason in (
         (
             {"grammar": lambda: None},
@@ -238,15 +246,14 @@ def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBac
         assert failed.message.startswith(reason) and failed.kind == "invalid"
     (failed,) = backend.load(None)  # type: ignore[arg-type]
     assert isinstance(failed, Failed)
-    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    assert replies(backend)
 
 
 def test_an_engine_that_does_not_answer_is_ended(
     backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = backend.reply(request(sampling=ENDLESS))
-    while not isinstance(next(running), Tokens):
-        pass
+    until_tokens(running)
     monkeypatch.setattr(remote, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)
     os.kill(backend._process._process.pid, signal.SIGSTOP)
@@ -254,7 +261,7 @@ def test_an_engine_that_does_not_answer_is_ended(
     assert isinstance(failed, Failed)
     assert failed.message.startswith("The engine's process ended: it did not answer for 1 s.")
     monkeypatch.undo()
-    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    assert replies(backend)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_work_that_takes_too_long_ends_the_engine(
     assert isinstance(events[-1], Failed)
     assert f"ended: it took too long over {what}" in events[-1].message
     monkeypatch.undo()
-    assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    assert has_loaded(backend, model)
     assert backend.close()
 
 
@@ -303,10 +310,26 @@ def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
         status.error,
     )
     monkeypatch.undo()
-    backend._start_at = 0.0  # as if the time had passed
-    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    backend._restart()  # as if the time had passed
+    assert replies(backend)
     assert not wait_for(backend, lambda status: status.error is None).is_down
-    assert backend._n_deaths == 0
+    monkeypatch.setattr(backend._process, "ask", None)
+    backend._restart()  # a timer that is late asks for nothing
+    monkeypatch.undo()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PAUSES", (0, 3600))
+    monkeypatch.setattr(remote, "COMMAND", ["/no/such/program"])
+    running = backend.reply(request(sampling=ENDLESS))
+    kill(backend)
+    assert isinstance(list(running)[-1], Failed)
+    assert backend._n_deaths == 2
+    monkeypatch.undo()
+    backend._restart()  # as if the time had passed
+    assert replies(backend)
 
 
 def test_an_abort_names_the_error_that_only_the_log_has_and_keeps_the_log(
@@ -390,7 +413,7 @@ def test_a_model_that_ends_the_engine_as_it_loads_does_not_take_the_old_one_with
     backend, bad = RemoteBackend(), tmp_path / "bad.gguf"
     shutil.copy(model, bad)
     if n_before:
-        assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+        assert has_loaded(backend, model)
     failed = list(backend.load(spec(bad)))[-1]
     assert isinstance(failed, Failed)
     again = model if n_before else bad
@@ -398,11 +421,11 @@ def test_a_model_that_ends_the_engine_as_it_loads_does_not_take_the_old_one_with
     if n_before:
         found = wait_for(backend, lambda status: status.model is not None and not status.is_down)
         assert found.model is not None and found.model.spec == spec(model)
-        assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+        assert replies(backend)
     else:
         wait_for(backend, lambda status: "in 3600 s" in (status.error or ""))
         assert backend._n_deaths == 3
-        assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+        assert has_loaded(backend, model)
     assert backend.close()
 
 
@@ -413,11 +436,11 @@ def test_a_load_after_a_death_leaves_the_old_model_at_work(
     monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(remote, "PAUSES", (3600,))
     backend = RemoteBackend()
-    assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    assert has_loaded(backend, model)
     kill(backend)
     wait_for(backend, lambda status: status.is_down)
     backend.load(ModelSpec("slow"))
-    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    assert replies(backend)
     assert not backend.status().is_down
     assert not backend.close()
 
@@ -433,16 +456,6 @@ def test_a_load_or_an_engine_that_starts_keeps_nobody_waiting(
     assert backend.close()
     monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
     assert RemoteBackend().close()
-
-
-def test_health_tells_whether_the_model_is_there(backend: RemoteBackend) -> None:
-    listening = bind("127.0.0.1", 0)
-    serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
-    with httpx.Client(base_url=address("127.0.0.1", listening), timeout=20) as http:
-        assert http.get("health").status_code == 200
-        backend._status = replace(backend.status(), is_down=True, error="it ended")
-        found = http.get("health")
-        assert (found.status_code, found.json()["error"]["message"]) == (503, "it ended")
 
 
 def test_no_process_is_left_when_the_app_is_killed() -> None:

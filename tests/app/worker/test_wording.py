@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from app.worker.wording import FIELDS, with_labels
+from app.worker.wording import FIELDS, failure
 from batching.errors import ContextError
 from speculation.system.console import FLAGS, worded
 
@@ -18,7 +18,9 @@ def test_errors_call_a_setting_by_its_fields_label() -> None:
     error = ContextError(
         "200 tokens; lower {n_ctx} or use {kv_type} q8_0", settings=("n_ctx", "kv_type")
     )
-    assert with_labels(error) == "200 tokens; lower “Context” under Models or use “KV cache” q8_0"
+    told = failure(error)
+    assert told.message == "200 tokens; lower “Context” under Models or use “KV cache” q8_0"
+    assert told.flags_message == "200 tokens; lower --ctx or use --kv-type q8_0"
     assert worded(error) == "200 tokens; lower --ctx or use --kv-type q8_0"
     assert str(error) == "200 tokens; lower n_ctx or use kv_type q8_0"
 

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from batching.errors import DiskFull
+from batching.errors import SpeculationError
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.weights import encoded_tensor
@@ -93,7 +93,7 @@ def test_only_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     [
         (KeyboardInterrupt(), KeyboardInterrupt),
         (OSError(errno.EIO, os.strerror(errno.EIO)), OSError),
-        (OSError(errno.ENOSPC, "No space left"), DiskFull),
+        (OSError(errno.ENOSPC, "No space left"), SpeculationError),
     ],
 )
 def test_a_partial_file_is_removed_when_writing_fails(
@@ -107,7 +107,7 @@ def test_a_partial_file_is_removed_when_writing_fails(
     with pytest.raises(seen) as caught:
         write_gguf(file, {}, {"a": NewTensor((1,), TensorType.F32, fail)})
     assert list(tmp_path.iterdir()) == []
-    if seen is DiskFull:
+    if seen is SpeculationError:
         assert str(caught.value) == (
             f"cannot write {file}: the disk is full or over quota ({raised}); free some space or "
             f"write to another disk"
@@ -116,7 +116,9 @@ def test_a_partial_file_is_removed_when_writing_fails(
 
 def test_rows_that_do_not_fill_whole_blocks_are_refused(tmp_path: Path) -> None:
     odd = encoded_tensor(np.ones((2, 33), np.float32), TensorType.Q8_0)
-    with pytest.raises(ValueError, match="rows of 33 values do not divide into blocks of 32"):
+    with pytest.raises(
+        ValueError, match="rows of 33 values, not a multiple of the Q8_0 block size 32"
+    ):
         write_gguf(tmp_path / "x.gguf", {}, {"a": odd})
     short = NewTensor((4,), TensorType.F32, lambda: np.ones(3, np.float32))
     with pytest.raises(ValueError, match="a has 12 bytes; its shape and type require 16"):

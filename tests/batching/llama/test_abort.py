@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import CannotRewind, DecodeFailed
+from batching.errors import CannotRewind, ContextError
 from batching.llama.abort import DecodeWatch
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.target import Cancelled
 from speculation.engine import Engine
-from speculation.text import Text
+from speculation.reply import Reply
 from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
 
 PARAMS = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
@@ -37,10 +37,10 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
         yield made
 
 
-def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple[Text, list[int]]:
+def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple[Reply, list[int]]:
     """Start a text, abort it after ``after`` progress reports, and return those too."""
     reported: list[int] = []
-    started: list[Text] = []
+    started: list[Reply] = []
 
     def progress(done: int, total: int) -> None:
         reported.append(done)
@@ -109,7 +109,7 @@ def test_an_aborted_decode_spoils_the_recurrent_states_of_all_texts(tmp_path: Pa
         expected = context.decode(text_rows([5, 6], 0, [False, True])).logits(1).copy()
         with pytest.raises(Cancelled):
             context.decode(Rows([7], [0], [range(1, 2)], [True]), lambda _: True)
-        with pytest.raises(DecodeFailed, match="state of a text was lost"):
+        with pytest.raises(ContextError, match="state of a text was lost"):
             context.decode(text_rows([7], 2, [True]))
         with pytest.raises(CannotRewind):
             context.seq_rm(0, 2, -1)

@@ -216,7 +216,7 @@ def test_a_sampler_that_nobody_closes_is_freed_with_its_owner(
 
     monkeypatch.setattr(C, "llama_sampler_free", counted)
     with Model(tiny_model) as model:
-        sampler = SamplerChain(model).penalties(64, 1.1, 0.0, 0.0).greedy()
+        sampler = SamplerChain(model).add("penalties", 64, 1.1, 0.0, 0.0).greedy()
         assert not freed
         del sampler
         assert len(freed) == 2  # the chain and its last link

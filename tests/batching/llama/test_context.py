@@ -16,14 +16,16 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.context_params import KV_TYPES
 from batching.llama.create import max_tokens
-from batching.llama.device_memory import CacheSize
+from batching.llama.devices import CacheSize
 from batching.llama.model import Model
 from batching.rows import text_rows, tree_rows
+from batching.slots import Slots
 from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.engine import Engine
 from speculation.registry import resolve
 from tests.support.exact import EXACT
+from tests.support.fake_target import prefill
 from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
 
@@ -125,21 +127,22 @@ def test_output_rows_of_a_tree_count_from_its_root(context: Context, tiny_model:
     tree = TokenTree(5)
     tree.add_chain(0, [270, 271])
     tree.add(0, 272, output=False)
-    cache = SequenceCache(context)
+    (slot,) = Slots(context, 1).slots
+    cache = SequenceCache(slot)
     cache.reserve(3)
-    cache.prefill([6, 7])
-    alone = context.decode(tree_rows(tree, cache.n_past, cache.n_seq))
+    prefill(cache, [6, 7])
+    alone = slot.decode(tree_rows(tree, cache.n_past, cache.n_seq))
     expected = [alone.logits(row).copy() for row in range(3)]
     cache.truncate(0)
-    cache.prefill([6, 7], defer=True)
+    prefill(cache, [6, 7], defer=True)
     assert cache.n_deferred == 2
-    output = context.decode(cache.with_deferred(tree_rows(tree, cache.n_past, cache.n_seq)))
+    output = slot.decode(cache.with_deferred(tree_rows(tree, cache.n_past, cache.n_seq)))
     for row in range(3):
         np.testing.assert_allclose(output.logits(row), expected[row], atol=1e-4)
         assert output.argmax(row) == expected[row].argmax()
     assert output.argmaxes(0, 3) == [logits.argmax() for logits in expected]
     assert output.argmaxes(1, 0) == []
-    with pytest.raises(IndexError, match="row 3 of this batch has no output"):
+    with pytest.raises(IndexError, match="row 5 of this batch has no output"):
         output.logits(3)
     context.seq_rm(-1, 0, -1)
     context.want_hidden(True)
@@ -157,11 +160,11 @@ def test_prefill_computes_no_output_once_hidden_states_are_turned_off(context: C
     with pytest.raises(IndexError, match="row 0 of this batch has no output"):
         output.logits(0)
     cache.truncate(0)
-    cache.prefill([5, 6, 7])
+    prefill(cache, [5, 6, 7])
     again = run(cache.extend([8])).logits(0).copy()
     cache.truncate(0)
     context.want_hidden(True)
-    cache.prefill([5, 6, 7])
+    prefill(cache, [5, 6, 7])
     np.testing.assert_array_equal(run(cache.extend([8])).logits(0), again)
 
 

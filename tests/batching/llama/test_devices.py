@@ -14,8 +14,15 @@ import pytest
 from batching.errors import OutOfMemory
 from batching.gguf.reader import GGUFFile
 from batching.llama import hardware, library
-from batching.llama.device_memory import CacheSize, Offload, choose_layers, layer_bytes
-from batching.llama.devices import Device, Placement, devices
+from batching.llama.devices import (
+    CacheSize,
+    Device,
+    Offload,
+    Placement,
+    choose_layers,
+    devices,
+    layer_bytes,
+)
 from batching.llama.hardware import physical_cores
 from batching.llama.library import exported, library_folder
 from batching.llama.log import recent_log
@@ -61,9 +68,12 @@ def test_without_the_ggml_libraries_no_devices_are_listed(
 def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: Library) -> None:
     def function() -> None: ...
 
-    name = "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z"
-    alone[name] = function
-    assert _look_up([], None, "llama_get_embeddings_layer_inp", name) is function
+    for found in ("_Z9llama_xyzj", "?llama_xyz@@YAXI@Z"):
+        alone[found] = function
+        assert _look_up("llama_xyz", "j", "YAXI@Z", [None]) is function
+        del alone[found]
+        exported.cache_clear()
+    assert _look_up("llama_xyz", "j", "YAXI@Z", [None]) is None
 
 
 @pytest.mark.parametrize(

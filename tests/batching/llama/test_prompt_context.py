@@ -17,6 +17,7 @@ from batching.prompt_context import PromptContext
 from batching.rows import text_rows
 from batching.slots import Slots
 from tests.support.exact import EXACT
+from tests.support.fake_target import prefill
 
 FIRST, SECOND = ([9 + i * step % 80 for i in range(100)] for step in (1, 3))
 
@@ -38,7 +39,7 @@ def test_what_is_read_apart_in_turns_is_as_if_read_in_place(
     context, own = contexts
     slots, prompts = Slots(context, 3), PromptContext(own, context)
     caches = [SequenceCache(slot) for slot in slots.slots]
-    caches[2].prefill(FIRST)
+    prefill(caches[2], FIRST)
     slots.slots[1].share(slots.slots[2], 40)
     caches[1].tokens = FIRST[:40]
     readings = [Reading(caches[0], SECOND), Reading(caches[1], FIRST)]
@@ -57,7 +58,7 @@ def test_what_is_read_apart_in_turns_is_as_if_read_in_place(
     context.seq_rm(-1, 0, -1)
     for prompt, logits in zip((SECOND, FIRST, FIRST), found, strict=True):
         caches[0].tokens = []
-        caches[0].prefill(prompt)
+        prefill(caches[0], prompt)
         alone = slots.decode([(slots.slots[0], text_rows([7], 100, [True]))])[0].logits(0)
         np.testing.assert_allclose(logits, alone, atol=1e-5)
         context.seq_rm(-1, 0, -1)
@@ -74,14 +75,14 @@ def test_a_beginning_is_kept_for_a_prompt_that_shares_it_and_for_no_other(
     for begin, n_copied in ((FIRST[:50], 1), (FIRST[:30], 1), (FIRST[:30], 1), (SECOND[:30], 2)):
         prompt = [*begin, *SECOND[50:60]]
         cache.truncate(0)
-        cache.prefill(begin)
+        prefill(cache, begin)
         assert prompts.read(prompt, slot, text_rows(prompt[-10:], len(begin), [False] * 10))
         cache.tokens = list(prompt)
         assert copy_in.call_count == n_copied
         parts = [text_rows([7], len(prompt), [True])]
         found = slot.decode(parts[0]).logits(0).copy()
         cache.truncate(0)
-        cache.prefill(prompt)
+        prefill(cache, prompt)
         np.testing.assert_allclose(found, slot.decode(parts[0]).logits(0), atol=1e-5)
 
 
@@ -89,8 +90,8 @@ def test_without_room_a_slot_stays_as_it_was(contexts: tuple[Context, Context]) 
     context, own = contexts
     slots, prompts = Slots(context, 2), PromptContext(own, context)
     full, other = (SequenceCache(slot) for slot in slots.slots)
-    full.prefill([5 + i % 90 for i in range(400)])
-    other.prefill(FIRST[:50])
+    prefill(full, [5 + i % 90 for i in range(400)])
+    prefill(other, FIRST[:50])
     prompt, rows = [*FIRST[:50], *SECOND], text_rows(SECOND, 50, [False] * 100)
     assert not prompts.read(prompt, slots.slots[1], rows)
     slots.decode([(slots.slots[1], text_rows([7], 50, [True]))])

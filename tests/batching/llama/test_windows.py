@@ -16,6 +16,7 @@ from batching.prompt_context import PromptContext
 from batching.rows import text_rows
 from batching.slots import Slots
 from tests.support.exact import EXACT
+from tests.support.fake_target import prefill
 from tests.support.tiny_gguf import write_window_gguf
 
 TEXT, OTHER = ([9 + i * step % 280 for i in range(300)] for step in (7, 11))
@@ -39,7 +40,7 @@ def logits_after(context: Context, tokens: list[int]) -> npt.NDArray[np.float32]
     """Those of the last token, the text read from its beginning."""
     context.seq_rm(-1, 0, -1)
     cache = SequenceCache(context)
-    cache.prefill(tokens[:-1])
+    prefill(cache, tokens[:-1])
     return np.array(context.decode_row(tokens[-1], cache.n_past, range(1)).logits(0))
 
 
@@ -48,10 +49,10 @@ def test_a_copy_can_be_cut_anywhere(context: Context, model: Model, n_kept: int)
     assert (context.n_seq_max, model.n_window) == (4, 64)
     expected = logits_after(context, [*TEXT[:n_kept], 5])
     context.seq_rm(-1, 0, -1)
-    SequenceCache(context).prefill(TEXT)
+    prefill(SequenceCache(context), TEXT)
     state = context.copy_out(0)
     with Context(model, SIZES) as other:
-        SequenceCache(other).prefill(OTHER[:100])
+        prefill(SequenceCache(other), OTHER[:100])
         assert other.copy_in(2, state)
         other.seq_rm(2, n_kept, -1)
         rows = text_rows([5], n_kept, [True])
@@ -60,7 +61,7 @@ def test_a_copy_can_be_cut_anywhere(context: Context, model: Model, n_kept: int)
 
 
 def test_a_copy_that_does_not_fit_leaves_the_sequence_empty(context: Context, model: Model) -> None:
-    SequenceCache(context).prefill(TEXT)
+    prefill(SequenceCache(context), TEXT)
     state = context.copy_out(0)
     with Context(model, replace(SIZES, n_ctx=256)) as small:
         assert not small.copy_in(0, state)
@@ -76,14 +77,14 @@ def test_cells_that_one_sequence_alone_has_may_be_lost_and_then_it_is_read_anew(
     context.seq_rm(-1, 0, -1)
     slots = Slots(context, 2).slots
     first, second = (SequenceCache(slot) for slot in slots)
-    first.prefill(TEXT[:200])
+    prefill(first, TEXT[:200])
     second.reserve(n_seq)
-    second.prefill(OTHER[:200])
+    prefill(second, OTHER[:200])
     first.truncate(100)
-    first.prefill(TEXT[:250])  # into the cells that are free, and then on into the next ones
+    prefill(first, TEXT[:250])  # into the cells that are free, and then on into the next ones
     assert slots[1].has_window(0, 200)
     assert second.n_kept(OTHER[:100]) == n_kept
-    assert second.prefill(OTHER[:100]) == n_kept
+    assert prefill(second, OTHER[:100]) == n_kept
     found = slots[1].decode(text_rows([5], 100, [True], n_seq)).logits(0)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 

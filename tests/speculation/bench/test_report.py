@@ -38,7 +38,7 @@ def test_rows_are_counted_in_buckets_that_end_at_powers_of_two() -> None:
     assert bucketed(histogram) == [1, 2, 7, 11, 15, 9, 10, 23]
 
 
-def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
+def test_the_choices_of_a_method_are_shown_by_category_and_source_if_it_has_several() -> None:
     plain = [run("ar", f"{category}-1", 1.0) for category in ("chat", "code", "talk")]
     both, lookup = {"lookup": 3, "recycling": 1}, {"lookup": 4}
     measured = [
@@ -58,9 +58,6 @@ def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
         "talk | 100% | 0% | 0% | 0% | 0% | 0% | 0% | 0% |  | – | –",
         "all categories | 50% | 33% | 11% | 0% | 6% | 0% | 0% | 0% |  | 88% | 12%",
     ]
-
-
-def test_choices_are_shown_of_methods_with_several_sources_even_if_nothing_was_accepted() -> None:
     assert choices(summarise([run("ar", "chat-1", 1.0), run("jacobi", "chat-1", 1.0)])) == []
     (table,) = choices(summarise([run("ar", "chat-1", 1.0), run("auto", "chat-1", 1.0)]))
     assert list(table.headings)[-1] == "65+"

@@ -53,6 +53,7 @@ def test_a_flag_that_a_suite_sets_itself_is_refused(
 
 
 def test_flags_override_the_defaults_of_a_suite() -> None:
+    assert [method.name for method in parse_options([]).methods] == ["ar", "auto", "prompt-lookup"]
     assert parse_options([]).n_predict == 128
     assert parse_options(["--suite", "memory"]).n_predict == 256
     assert parse_options(["--suite", "memory", "--n-predict", "9"]).n_predict == 9
@@ -219,15 +220,11 @@ def test_no_tick_labels_overlap_whatever_the_times(
         monkeypatch.undo()
 
 
-def test_a_picture_of_plain_decoding_alone_can_be_drawn(
+def test_constant_data_show_all_points_and_no_trend_and_plain_decoding_can_be_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     drawn("builtin", results(run("ar", "chat-1", 9, 1.0)), monkeypatch, tmp_path)
-
-
-def test_constant_data_show_all_points_and_no_trend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch.undo()
     figure = drawn("scaling", measured(*CONSTANT), monkeypatch, tmp_path)
     points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"][:2]
     assert [list(line.get_ydata()) for line in points] == [[1.2, 1.2, 1.2]] * 2

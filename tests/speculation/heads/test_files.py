@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 
 from batching.errors import (
-    HeadsError,
     InvalidParameter,
     ModelError,
-    ModelFileMissing,
-    NotGGUF,
-    TruncatedGGUF,
     UnsupportedModel,
-    VocabularyMismatch,
 )
 from batching.gguf.reader import GGUFFile, fingerprint
 from batching.llama import private_api
@@ -111,11 +106,11 @@ def test_a_method_can_bring_a_kind_of_heads_of_its_own(tiny_model: Path, tmp_pat
     spec = MethodSpec("mine", "Mine", lambda params, resources: None, heads=(mine, inside))
     kinds = MethodTable([spec]).heads_kinds()
     with Model(tiny_model) as model:
-        with pytest.raises(HeadsError):
+        with pytest.raises(ModelError):
             load.load_heads([path], model, METHODS.heads_kinds())
         assert load.load_heads([path], model, kinds) == {"mine": own, "inside": contained}
     require_no_heads(path, METHODS.heads_kinds())
-    with pytest.raises(HeadsError, match="contains drafting heads, not a model"):
+    with pytest.raises(ModelError, match="contains drafting heads, not a model"):
         require_no_heads(path, kinds)
 
 
@@ -136,10 +131,10 @@ def test_files_without_heads_are_refused(tmp_path: Path, target: Path) -> None:
         write_medusa(owl, HeadsInfo.of_target("owl", model), medusa_weights())
         reason: type[Exception]
         for path, reason, message in (
-            (target, HeadsError, "no drafting heads: its architecture is 'llama'"),
-            (text, NotGGUF, "b'some'"),
-            (tmp_path / "none.gguf", ModelFileMissing, "file not found"),
-            (owl, HeadsError, "method 'owl', which this version does not support"),
+            (target, ModelError, "no drafting heads: its architecture is 'llama'"),
+            (text, ModelError, "b'some'"),
+            (tmp_path / "none.gguf", ModelError, "file not found"),
+            (owl, ModelError, "method 'owl', which this version does not support"),
         ):
             with pytest.raises(reason, match=message):
                 load_heads([path], model)
@@ -147,7 +142,7 @@ def test_files_without_heads_are_refused(tmp_path: Path, target: Path) -> None:
 
 def test_two_files_for_one_method_are_refused(tmp_path: Path, target: Path) -> None:
     paths = [write_medusa_heads(tmp_path / f"{n}.gguf", target) for n in range(2)]
-    with pytest.raises(HeadsError, match=r"0\.gguf and 1\.gguf are both heads for medusa"):
+    with pytest.raises(ModelError, match=r"0\.gguf and 1\.gguf are both heads for medusa"):
         Engine.load(target, EXACT, heads=paths)
 
 
@@ -155,9 +150,9 @@ def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, targ
     own = {"token_embd.weight": matrix(N_TINY, 32), "output.weight": matrix(N_TINY, 32)}
     for tensors in ({}, own):
         path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
-        with pytest.raises(HeadsError, match=r"head\.gguf contains drafting heads, not a model"):
+        with pytest.raises(ModelError, match=r"head\.gguf contains drafting heads, not a model"):
             Engine.load(path, EXACT)
-        with pytest.raises(HeadsError, match=r"head\.gguf contains drafting heads, not a model"):
+        with pytest.raises(ModelError, match=r"head\.gguf contains drafting heads, not a model"):
             Engine.load(target, EXACT, draft_model=path)
 
 
@@ -189,7 +184,7 @@ def test_heads_of_the_wrong_size_are_refused(
             shape = replace(SHAPE, **made)
             tensors = eagle_tensors(shape if "n_embd" in made else SHAPE)
             write_eagle(path, info, shape, tensors, tokens=tokens, kind="f32")
-        with pytest.raises(HeadsError, match=reason):
+        with pytest.raises(ModelError, match=reason):
             load_heads([path], model)
 
 
@@ -262,7 +257,7 @@ def test_heads_that_llama_cpp_cannot_run_are_refused_before_it_loads_them(
     tmp_path: Path, target: Path, kind: str, head: dict[str, Any], reason: str
 ) -> None:
     path = LLAMA[kind](tmp_path / "head.gguf", **head)
-    with Model(target) as model, pytest.raises(HeadsError, match=reason) as refused:
+    with Model(target) as model, pytest.raises(ModelError, match=reason) as refused:
         load_heads([path], model)
     assert "head.gguf" in str(refused.value)
 
@@ -280,7 +275,7 @@ def test_heads_of_another_model_are_refused_with_both_names(
 ) -> None:
     path = OWN[kind](tmp_path / "head.gguf", target)
     other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
-    with pytest.raises(HeadsError, match=r"head\.gguf were trained on 'tiny'.*other\.gguf"):
+    with pytest.raises(ModelError, match=r"head\.gguf were trained on 'tiny'.*other\.gguf"):
         Engine.load(other, EXACT, heads=path)
 
 
@@ -292,7 +287,7 @@ def test_heads_in_llama_cpps_formats_may_name_their_target(
     own = {"heads.target.name": "somebody"}
     with Model(target) as model:
         LLAMA[kind](path, metadata={**own, "heads.target.fingerprint": "0123456789abcdef"})
-        with pytest.raises(HeadsError, match=r"trained on 'somebody' .*0123456789abcdef"):
+        with pytest.raises(ModelError, match=r"trained on 'somebody' .*0123456789abcdef"):
             load_heads([path], model)
         LLAMA[kind](path, metadata={**own, "heads.target.fingerprint": fingerprint(target)})
         load_heads([path], model)[kind].close()
@@ -311,7 +306,7 @@ def test_heads_for_other_layers_or_tokens_are_refused(
         words[3] = "zebra"
         monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
         LLAMA[kind](path)
-        with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
+        with pytest.raises(UnsupportedModel, match=r"head\.gguf cannot draft"):
             load_heads([path], model)
 
 
@@ -333,7 +328,7 @@ def test_a_truncated_file_is_reported(
     path = HEADS[kind](tmp_path / "head.gguf", target)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with Model(target) as model, pytest.raises(TruncatedGGUF, match=r"head\.gguf is incomplete"):
+    with Model(target) as model, pytest.raises(ModelError, match=r"head\.gguf is incomplete"):
         load_heads([path], model)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from batching.draft_context import DraftContext
-from batching.errors import InvalidParameter, VocabularyMismatch
+from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
@@ -58,7 +58,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_differenc
     words[3] = "zebra"
     monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
     other = write_tiny_gguf(tmp_path / "other.gguf")
-    with pytest.raises(VocabularyMismatch, match=r"other.gguf cannot draft .* is 'zebra'"):
+    with pytest.raises(UnsupportedModel, match=r"other.gguf cannot draft .* is 'zebra'"):
         Engine.load(tiny_model, EXACT, draft_model=other)
 
 
@@ -67,7 +67,7 @@ def test_the_bos_token_must_match_if_it_is_added(tmp_path: Path, add_bos: bool) 
     target = write_tiny_gguf(tmp_path / "target.gguf", add_bos=add_bos)
     other = write_tiny_gguf(tmp_path / "other.gguf", bos=11, add_bos=add_bos)
     if add_bos:
-        with pytest.raises(VocabularyMismatch, match="the bos it adds to a text is 11, .* 1;"):
+        with pytest.raises(UnsupportedModel, match="the bos it adds to a text is 11, .* 1;"):
             Engine.load(target, EXACT, draft_model=other)
     else:
         Engine.load(target, EXACT, draft_model=other).close()

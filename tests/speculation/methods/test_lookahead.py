@@ -16,6 +16,7 @@ from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.engine import Engine
 from speculation.methods.lookahead import Lookahead, LookaheadParams, NgramPool
+from tests.support.fake_target import listed
 from tests.support.scripted import ScriptedOutput
 
 W5N4G2 = LookaheadParams(window=5, ngram=4, guesses=2)
@@ -25,7 +26,7 @@ def table(tree: TokenTree, n_past: int) -> list[str]:
     """Rows as ``token position output | seq_ids``."""
     return [
         f"{row.token} {row.position} {int(row.output)} | {' '.join(map(str, row.seq_ids))}"
-        for row in tree_rows(tree, n_past, 8)
+        for row in listed(tree_rows(tree, n_past, 8))
     ]
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from batching.cache import SequenceCache
-from batching.errors import HeadsError, InvalidParameter, ModelError, UnsupportedModel
+from batching.errors import InvalidParameter, ModelError, UnsupportedModel
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
 from batching.llama.model import Model
-from batching.llama.private_api import MTP_GRAPHS
 from batching.together import run
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
+from tests.support.fake_target import prefill
 from tests.support.head_checks import load_heads
 from tests.support.mtp_gguf import (
     write_assistant_gguf,
@@ -82,9 +82,9 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
         (head,) = load_heads([], model).values()
         head.start(EXACT, context)
         levels = HeadContext(head)
-        levels.prepare(64, 1, 4)
+        levels.window, levels.depth = 64, 4
         cache = SequenceCache(context)
-        cache.prefill(text[:-1], reader=levels)
+        prefill(cache, text[:-1], reader=levels)
         found = run(levels.root(text))
         assert found is not None
         logits = found[0].logits(found[1]).copy()
@@ -145,7 +145,7 @@ def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None
         "for a model with architecture qwen35, 3 layers, width 32 and 305 tokens, but 'tiny' has "
         "architecture glm4moe, 3 layers"
     )
-    with pytest.raises(HeadsError, match=reason):
+    with pytest.raises(ModelError, match=reason):
         Engine.load(other, EXACT, heads=alone)
 
 
@@ -163,10 +163,10 @@ def test_a_layer_alone_or_an_assistant_is_not_a_model_and_drafts_only_for_its_ta
         (assistant, target, {"draft_model": assistant}),
     ):
         reason = f"{file.name} contains drafting heads, not a model"
-        with pytest.raises(HeadsError, match=reason):
+        with pytest.raises(ModelError, match=reason):
             Engine.load(model, EXACT, **settings)
     reason = r"of a gemma4 model of width 32, but 'tiny' has architecture qwen35 and width 32"
-    with pytest.raises(HeadsError, match=reason):
+    with pytest.raises(ModelError, match=reason):
         Engine.load(qwen, EXACT, heads=assistant)
 
 
@@ -187,7 +187,7 @@ def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True, n_mtp=2)
-    with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
+    with pytest.raises(ModelError, match=r"alone\.gguf contains drafting heads, not a model"):
         Engine.load(alone, EXACT)
     with pytest.raises(UnsupportedModel, match=r"alone\.gguf contains .* cannot run"):
         Engine.load(path, EXACT, heads=alone)
@@ -201,22 +201,22 @@ def test_layers_without_a_graph_are_ignored(
     tmp_path: Path, architecture: str, n_layers: int
 ) -> None:
     path = write_mtp_header(tmp_path / "other.gguf", architecture)
-    assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(n_layers, mtp_only=False)
+    assert find_mtp_layers(path) == MtpLayers(n_layers, mtp_only=False)
 
 
 def test_mtp_layers_are_found_in_whole_and_split_files(tmp_path: Path) -> None:
     whole = write_mtp_gguf(tmp_path / "mtp.gguf")
-    assert find_mtp_layers(whole, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
+    assert find_mtp_layers(whole) == MtpLayers(1, mtp_only=False)
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
-    assert find_mtp_layers(alone, MTP_GRAPHS) == MtpLayers(1, mtp_only=True)
+    assert find_mtp_layers(alone) == MtpLayers(1, mtp_only=True)
     missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
-    assert find_mtp_layers(missing, MTP_GRAPHS) == MtpLayers(0, mtp_only=False)
-    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf"), MTP_GRAPHS).n_layers == 0
+    assert find_mtp_layers(missing) == MtpLayers(0, mtp_only=False)
+    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf")).n_layers == 0
     write_mtp_gguf(tmp_path / "split.gguf", tensors_per_file=20)
     first, *others = sorted(tmp_path.glob("split-*.gguf"))
-    assert find_mtp_layers(first, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
+    assert find_mtp_layers(first) == MtpLayers(1, mtp_only=False)
     with Engine.load(first, EXACT) as engine:
         assert engine.generate(PROMPT, method="mtp", max_tokens=40).run().stats.n_accepted > 15
     others[-1].unlink()
     with pytest.raises(ModelError):
-        find_mtp_layers(first, MTP_GRAPHS)
+        find_mtp_layers(first)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import NotGGUF
+from batching.errors import ModelError
 from speculation.registry import resolve
 from speculation.registry.describe import Shape, describe
 from speculation.registry.fit import (
@@ -47,7 +47,7 @@ def test_a_header_tells_size_quantisation_context_layers_heads_and_template(tmp_
     assert split.n_bytes == sum(file.stat().st_size for file in (first, *others))
     assert (split.n_layer, split.n_vocab, split.has_template) == (2, N_TINY, False)
     (tmp_path / "text.gguf").write_text("no model")
-    with pytest.raises(NotGGUF):
+    with pytest.raises(ModelError):
         describe(tmp_path / "text.gguf")
 
 

@@ -56,12 +56,12 @@ def blobs(cache: Path) -> dict[str, int]:
 
 
 def fetched(**settings: Any) -> bytes:
-    return resolve("tiny", registry=REGISTRY, **{"progress": False, **settings}).read_bytes()
+    return resolve("tiny", registry=REGISTRY, **settings).read_bytes()
 
 
 def failure(source: str = "tiny") -> str:
     with pytest.raises(DownloadFailed) as caught:
-        resolve(source, registry=REGISTRY, progress=False)
+        resolve(source, registry=REGISTRY)
     return str(caught.value)
 
 
@@ -90,12 +90,12 @@ def test_all_files_of_a_split_model_are_fetched_and_the_first_is_opened(
     for name in names:
         hub.add("owner/repo", name, name.encode())
     snapshot = cache / "models--owner--repo" / "snapshots" / COMMIT
-    assert resolve(f"hf:owner/repo/{names[1]}", progress=False) == snapshot / names[0]
+    assert resolve(f"hf:owner/repo/{names[1]}") == snapshot / names[0]
     assert [(snapshot / name).read_text() for name in names] == names
 
 
 def test_a_model_is_fetched_once_and_then_read_from_the_cache(hub: HubServer, cache: Path) -> None:
-    path = resolve("tiny", registry=REGISTRY, progress=False)
+    path = resolve("tiny", registry=REGISTRY)
     assert path == cache / "models--owner--repo" / "snapshots" / COMMIT / "model.gguf"
     assert path.read_bytes() == CONTENT
     # The last is of hf_hub_download, which links the file.
@@ -152,7 +152,7 @@ def test_ctrl_c_or_a_disk_that_fills_up_keeps_the_bytes_received(
                 raise error
 
     with pytest.raises((KeyboardInterrupt, DownloadFailed)) as raised:
-        fetched(bar=Interrupting, progress=None)
+        fetched(bar=Interrupting)
     if isinstance(error, OSError):
         assert re.match(r"the disk is too full .* run again to resume", str(raised.value))
     else:
@@ -166,7 +166,7 @@ def test_ctrl_c_or_a_disk_that_fills_up_keeps_the_bytes_received(
 def test_a_server_without_ranges_sends_the_whole_file_again(hub: HubServer, cache: Path) -> None:
     hub.ranges = False
     hub.drop_after = [2_000_000]
-    assert fetched(bar=Bar, progress=None) == CONTENT
+    assert fetched(bar=Bar) == CONTENT
     assert [bar.at for bar in Bar.made] == [3_072_000]
 
 
@@ -192,9 +192,9 @@ def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> Non
 
 
 def test_a_file_behind_a_dangling_link_is_fetched_again(hub: HubServer, cache: Path) -> None:
-    path = resolve("tiny", registry=REGISTRY, progress=False)
+    path = resolve("tiny", registry=REGISTRY)
     (cache / "models--owner--repo" / "blobs" / SHA256).unlink()
-    assert resolve("tiny", registry=REGISTRY, progress=False) == path
+    assert resolve("tiny", registry=REGISTRY) == path
     assert path.read_bytes() == CONTENT
 
 
@@ -206,14 +206,17 @@ def test_the_progress_bar_gets_size_name_and_every_byte(hub: HubServer) -> None:
     assert (bar.at, bar.closed) == (3_072_000, True)
 
 
-def test_progress_is_shown_on_request_and_otherwise_only_in_a_terminal(
-    hub: HubServer, cache: Path, capsys: pytest.CaptureFixture[str]
+def test_progress_is_shown_only_in_a_terminal(
+    hub: HubServer,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    resolve("tiny", registry=REGISTRY, progress=True)
-    assert "model.gguf: 100%" in capsys.readouterr().err
-    shutil.rmtree(cache)
-    resolve("tiny", registry=REGISTRY)
-    assert capsys.readouterr().err == ""
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda shows=is_terminal: shows, raising=False)
+        resolve("tiny", registry=REGISTRY)
+        assert ("model.gguf: 100%" in capsys.readouterr().err) is is_terminal
+        shutil.rmtree(cache)
 
 
 def test_two_downloads_of_a_file_at_once_fetch_it_once(hub: HubServer) -> None:
@@ -269,7 +272,7 @@ def test_a_missing_repository_revision_or_file_is_named(hub: HubServer) -> None:
 
 
 def test_a_commit_may_be_pinned(hub: HubServer, cache: Path) -> None:
-    path = resolve(f"{SOURCE}@{COMMIT}", registry={}, progress=False)
+    path = resolve(f"{SOURCE}@{COMMIT}", registry={})
     assert path.read_bytes() == CONTENT
     assert not (cache / "models--owner--repo" / "refs").exists()
 

@@ -173,9 +173,12 @@ def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     assert resolve("a", registry=entries) == file
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelNotFound) as caught:
+def test_an_unknown_name_is_refused_with_the_known_ones_by_an_error_of_ours() -> None:
+    for kind in (RegistryError, DownloadFailed):
+        assert issubclass(kind, SpeculationError)
+    with pytest.raises(SpeculationError) as caught:
         resolve("Tinny", registry=REGISTRY)
+    assert type(caught.value) is ModelNotFound
     assert str(caught.value) == (
         "file not found: Tinny. Known models: tiny. Give the path of a .gguf "
         "file, a known model, hf:owner/repository/file.gguf, or add a line to models.txt: "
@@ -183,33 +186,23 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     )
 
 
-def test_registry_errors_are_speculation_errors() -> None:
-    for kind in (RegistryError, ModelNotFound, DownloadFailed):
-        assert issubclass(kind, SpeculationError)
-
-
 # Pairs
 
 
-@pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paired_drafts_and_heads_are_those_that_the_file_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = (
         "small | a/s.gguf | - |\na | a/a.gguf | heads |\nb | a/b.gguf | heads |\n"
         "big | a/c.gguf | b, small, a |"
     )
     use_registry(monkeypatch, text)
-
-
-def test_a_paired_draft_is_the_one_that_the_file_names(pairs: None) -> None:
     assert paired_draft("big") == "small"
     with pytest.raises(ModelNotFound, match=r"no draft model with 'small'.*models with some: big"):
         paired_draft("small")
     with pytest.raises(ModelNotFound, match=r"with draft_model \(") as caught:
         paired_draft("a/c.gguf")
     assert "path with --draft-model (" in worded(caught.value)
-
-
-def test_paired_heads_are_those_that_the_file_names(pairs: None) -> None:
     assert paired_heads("big") == ("b", "a")
     with pytest.raises(ModelNotFound, match=r"heads with 'x'.*models with some: big") as caught:
         paired_heads("x")

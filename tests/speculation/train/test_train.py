@@ -12,15 +12,8 @@ import pytest
 from batching.errors import InvalidParameter
 from speculation.engine import Engine
 from speculation.train.params import EagleTraining, MedusaTraining, ReDrafterTraining
-from speculation.train.ranks import (
-    N_RANKS,
-    NONE,
-    accuracy_of,
-    chain_accuracy,
-    columns_of,
-    ranks_of,
-)
-from speculation.train.sequences import Sequences, held_out_start
+from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of
+from speculation.train.sequences import Sequences
 from speculation.train.texts import Sample
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -44,18 +37,14 @@ def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
     assert torch.equal(batch.places(skip=2), batch.places()[1:])
 
 
-def test_the_column_of_a_token_that_is_not_drafted_is_none() -> None:
-    wanted = np.array([[13, 14], [15, NONE]])
-    assert columns_of(wanted, np.array([13, 15], np.int32)).tolist() == [[0, NONE], [1, NONE]]
-
-
 def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> None:
     reply = Sample([5, 6, 7, 8], [(2, 4)])
     # Prompts alone, a reply of one token, and prompts that had no room for a reply.
     nothing = [Sample([5, 6, 7], []), Sample([5, 6], [(1, 2)]), Sample([], [])]
     found = collected(tmp_path, [reply, *nothing] * 3)
-    assert held_out_start(found, 0.05) == 18
-    assert held_out_start(found, 0.5) == 9
+    data = Sequences(found, "cpu", np.zeros((9, 4), np.float32), found.hidden)
+    assert data.split(0.05) == ([0, 4], [8])
+    assert data.split(0.5) == ([0], [4, 8])
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
@@ -94,7 +83,6 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     tokens = np.array([7, 15, 20], np.int32)
     assert ranks_of(logits, wanted, tokens).tolist() == [1, 2, 0]
     assert ranks_of(logits, np.array([20, 8, 90]), tokens).tolist() == [1, N_RANKS, N_RANKS]
-    assert ranks_of(logits, np.array([20, NONE, 90]), tokens).tolist() == [1, -1, N_RANKS]
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.gpu_build import Choice, Machine, choose, look
+from tools.gpu_build import Choice, Machine, choose, look
 
 H100 = "an NVIDIA GPU (NVIDIA H100)"
 TOOLKIT = "the CUDA toolkit (Debian: nvidia-cuda-toolkit)"

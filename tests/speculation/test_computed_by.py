@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from batching.gpu_build import Choice, Machine
-from batching.llama import computed_by as module
-from batching.llama.computed_by import computed_by, missing
 from batching.llama.devices import Device, Placement
 from batching.llama.model import Model
+from speculation.system import computed_by as module
+from speculation.system.computed_by import computed_by, missing
 from tests.support.tiny_gguf import write_tiny_gguf
+from tools.gpu_build import Choice, Machine, choose
 
 CPU = Device("cpu", "CPU", "AMD EPYC", 0)
 H100 = Device("gpu", "CUDA0", "NVIDIA H100", 0)
@@ -70,13 +71,14 @@ def test_the_sentence_names_the_devices_and_the_reason(
 ) -> None:
     monkeypatch.setattr(module, "devices", lambda: [CPU, *found])
     monkeypatch.setattr(module, "gpus", lambda: found)
-    monkeypatch.setattr(module, "look", Machine)
+    monkeypatch.setattr(module, "_choice", lambda: asdict(Choice()))
     path = write_tiny_gguf(tmp_path / "m.gguf", n_expert=4)
     with Model(path, placement=replace(placement, devices=None)) as model:
         model.placement, model.devices = placement, list(model_devices)
         assert computed_by(model) == sentence
         if not found:
-            monkeypatch.setattr(module, "look", lambda: Machine("NVIDIA H100", ("90",)))
+            choice = choose(Machine("NVIDIA H100", ("90",)))
+            monkeypatch.setattr(module, "_choice", lambda: asdict(choice))
             assert computed_by(model) == (
                 "Computed by the CPU (AMD EPYC): this machine has an NVIDIA GPU (NVIDIA H100), but "
                 f"llama.cpp was compiled without CUDA; install {TOOLKIT}, then run `sh tools/run "
@@ -111,4 +113,18 @@ def test_the_sentence_names_the_devices_and_the_reason(
 def test_a_gpu_that_llama_cpp_does_not_list_is_explained(
     choice: Choice, is_built: bool, why: str
 ) -> None:
-    assert missing(choice, is_built) == why
+    assert missing(asdict(choice), is_built) == why
+
+
+def test_the_program_of_the_installation_tells_how_it_would_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert (module._choice() or {}).keys() == asdict(Choice()).keys()
+    if sys.platform == "linux":
+        smi = tmp_path / "nvidia-smi"
+        smi.write_text("#!/bin/sh\necho NVIDIA L4, 8.9\n")
+        smi.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert (module._choice() or {})["gpu"] == "an NVIDIA GPU (NVIDIA L4)"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert module.why_no_gpu() == ""

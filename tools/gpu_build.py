@@ -1,17 +1,19 @@
 """Which GPU this machine has, and how to compile llama.cpp for it.
 
 Needs only the standard library: ``tools/install.py`` imports it before anything is installed.
+As a program, it prints the choice for this machine as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _UNKNOWN = "unknown model"
@@ -173,3 +175,7 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(choose(look()))))
