@@ -118,10 +118,12 @@ let nSearches = 0; // a new search may start before the last one has ended
 const search = tried(async () => {
   const mine = ++nSearches;
   const text = $("#search").value.trim();
-  const found = text ? (await api("GET", `/search?q=${encodeURIComponent(text)}`)).hits : [];
+  const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [] };
   if (mine !== nSearches) return;
-  hits = found;
-  setText($("#found"), text && (hits.length === 1 ? "1 hit" : `${hits.length} hits`));
+  const { n } = found;
+  ({ hits } = found);
+  const count = n === 1 ? "1 hit" : `${n} hits`;
+  setText($("#found"), text && (n > hits.length ? `${count}, the first ${hits.length} of them here` : count));
   showChats();
 });
 

@@ -87,6 +87,7 @@ export function compose(text, files) {
 }
 
 function fitBox() {
+  if (CSS.supports("field-sizing: content")) return; // else a layout for each key
   const area = box();
   area.style.height = "auto";
   area.style.height = `${Math.min(area.scrollHeight, innerHeight * 0.4)}px`;
