@@ -120,10 +120,9 @@ const search = tried(async () => {
   const text = $("#search").value.trim();
   const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [] };
   if (mine !== nSearches) return;
-  const { n } = found;
   ({ hits } = found);
-  const count = n === 1 ? "1 hit" : `${n} hits`;
-  setText($("#found"), text && (n > hits.length ? `${count}, the first ${hits.length} of them here` : count));
+  const rest = found.n > hits.length ? `, the first ${hits.length} of them here` : "";
+  setText($("#found"), text && `${found.n === 1 ? "1 hit" : `${found.n} hits`}${rest}`);
   showChats();
 });
 

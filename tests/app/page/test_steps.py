@@ -126,8 +126,8 @@ def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
     assert said(plain(), *beside, *PLAIN, message="") == came
     alone = [COPIED._replace(decode_ms=13.3)] * 30
     assert said(plain(), *beside, *alone, *PLAIN).startswith("98 tokens/s, about 1.9× plain")
-    alone = "98 tokens/s. Plain decoding: one token a step, no drafts"
-    assert said(done=replace(AUTO, method="ar")) == alone
+    undrafted = "98 tokens/s. Plain decoding: one token a step, no drafts"
+    assert said(done=replace(AUTO, method="ar")) == undrafted
     assert said(done=Done("cancelled", "auto")) == "No tokens were written"
 
 
