@@ -38,6 +38,7 @@ from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
 PING_SECONDS = 15.0
+MOST_HITS = 50  # that a search shows
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
 
@@ -162,9 +163,9 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
                 "turn": hit.turn,
                 "snippet": re.split("[\x02\x03]", hit.snippet),
             }
-            for hit in hits
+            for hit in hits[:MOST_HITS]
         ]
-        return as_json({"hits": told})
+        return as_json({"hits": told, "n": len(hits)})
 
     @router.post("/chats")
     async def new_chat(

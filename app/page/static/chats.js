@@ -119,10 +119,11 @@ let nSearches = 0; // a new search may start before the last one has ended
 const search = tried(async () => {
   const mine = ++nSearches;
   const text = $("#search").value.trim();
-  const found = text ? (await api("GET", `/search?q=${encodeURIComponent(text)}`)).hits : [];
+  const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [] };
   if (mine !== nSearches) return;
-  hits = found;
-  setText($("#found"), text && (hits.length === 1 ? "1 hit" : `${hits.length} hits`));
+  ({ hits } = found);
+  const rest = found.n > hits.length ? `, the first ${hits.length} of them here` : "";
+  setText($("#found"), text && `${found.n === 1 ? "1 hit" : `${found.n} hits`}${rest}`);
   showChats();
 });
 
