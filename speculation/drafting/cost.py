@@ -220,12 +220,12 @@ class Cost:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
         Single rows set the level, for example when the machine slows down; those of a rough cost at
-        once, since it may be of a moment at which everything was ten times as slow. Other sizes
-        correct the level most, and their own cost a little, which the single rows of a text leave to
-        them; where it has none, the level must still follow. The first two batches after another size do not count where a switch
-        takes long, except in a run of steps, less the switch: caches are cold, and graphs are
-        built. An interrupted batch counts at most twice its expected time. Curves change every 64
-        calls, since rebuilding them is too slow for every step.
+        once, since all may have been ten times as slow when it was measured. Other sizes correct
+        the level most and their own cost a little: single rows undo what is not the level's, and
+        a text that has none still corrects it. The first two batches after another size do not
+        count where a switch takes long, except in a run of steps, less the switch: caches are cold,
+        and graphs are built. An interrupted batch counts at most twice its expected time. Curves
+        change every 64 calls, since rebuilding them is too slow for every step.
         """
         changes = n_rows != self.last_rows
         self.decoded(n_rows, n_steps)
