@@ -153,7 +153,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits = await store.transaction(lambda: store.search(owner, q))
+        hits, n = await store.transaction(lambda: store.search(owner, q))
         told = [
             {
                 "chat": chats.as_json(hit.chat),
@@ -162,7 +162,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
             }
             for hit in hits
         ]
-        return as_json({"hits": told})
+        return as_json({"hits": told, "n": n})
 
     @router.post("/chats")
     async def new_chat(

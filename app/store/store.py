@@ -27,6 +27,7 @@ from app.store.rows import (
     BELOW,
     chat_of,
     clean,
+    fold,
     get_chat,
     get_turn,
     insert_chat,
@@ -274,6 +275,8 @@ class Store:
         """Replace what is kept of a reply. Raises NoSuchChat if there is no such turn."""
         if not set_fields(db, "turns", turn, text=text, reply=reply, state=state):
             raise NoSuchChat("turn")
+        if state != "running":
+            fold(db, turn)
 
     @_runs
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
@@ -314,8 +317,10 @@ class Store:
         return get_chat(db, found.chat, owner)
 
     @_runs
-    def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
-        """Titles, then turns, latest first, with all words of ``text``."""
+    def search(
+        self, db: Connection, owner: str, text: str, limit: int = 50
+    ) -> tuple[list[Hit], int]:
+        """Titles, then turns, latest first, with all words of ``text``; and how many there are."""
         return search.find(db, owner, text, limit)
 
     # Presets

@@ -118,10 +118,11 @@ let nSearches = 0; // a new search may start before the last one has ended
 const search = tried(async () => {
   const mine = ++nSearches;
   const text = $("#search").value.trim();
-  const found = text ? (await api("GET", `/search?q=${encodeURIComponent(text)}`)).hits : [];
+  const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [], n: 0 };
   if (mine !== nSearches) return;
-  hits = found;
-  setText($("#found"), text && (hits.length === 1 ? "1 hit" : `${hits.length} hits`));
+  hits = found.hits;
+  const all = found.n === 1 ? "1 hit" : `${found.n.toLocaleString("en")} hits`;
+  setText($("#found"), text && (found.n > hits.length ? `${all}, here the latest ${hits.length}` : all));
   showChats();
 });
 
