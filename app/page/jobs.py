@@ -230,7 +230,9 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        found = outcome.outcome(done, job.records, job.prompt.said, reply.n_left_out)
+        found = outcome.outcome(
+            done, job.records, job.prompt.said, reply.n_left_out, job.request.sampling
+        )
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

@@ -9,10 +9,13 @@ sentence says "about". Steps that also decoded other texts tell nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from types import MappingProxyType
+from typing import Any
 
+from app.page.slowness import why_slow
 from app.page.steps import milliseconds, n_tokens
 from app.worker.messages import Done, StepRecord
 from speculation.drafter import BASELINE
@@ -53,17 +56,20 @@ def outcome(
     records: Sequence[StepRecord] = (),
     message: str = "",
     n_left_out: int = 0,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     """What to say of a reply that ended with ``done``.
 
     records      its steps
     message      what the user wrote, to tell what was copied from it
     n_left_out   how many earlier turns the prompt left out
+    sampling     fields of ``SamplingParams``
     """
     ratio, plain_step = _plain(records)
+    why = why_slow(done, records, ratio)
     return Outcome(
-        _sentence(done, records, message, ratio),
-        tuple(_figures(done, records, plain_step, n_left_out)),
+        ". ".join(filter(None, [_sentence(done, records, message, ratio), why])),
+        (*_figures(done, records, plain_step, n_left_out), *_drawn(sampling)),
     )
 
 
@@ -91,21 +97,18 @@ def _plain(records: Sequence[StepRecord]) -> tuple[float, str]:
 def _sentence(done: Done, records: Sequence[StepRecord], message: str, ratio: float) -> str:
     if not done.n_tokens:
         return "No tokens were written"
+    fast = _speed(speed(done)) if speed(done) else ""
     if done.method == BASELINE:
-        return "Plain decoding: one token a step, no drafts"
-    if not done.n_drafted:
-        return _no_drafts(done)
-    if done.n_accepted:
-        came = _accepted(done, records, message)
+        came = "Plain decoding: one token a step, no drafts"
+    elif not done.n_drafted:
+        came = _no_drafts(done)
     else:
         came = f"0 of {done.n_drafted} drafts were accepted"
-    if not ratio:
-        return came
-    if round(ratio, 1) == 1.0:
-        return f"About as fast as plain decoding: {came}"
-    if ratio > 1.0:
-        return f"About {times(ratio)} as fast as plain decoding: {came}"
-    return f"Slower than plain decoding, about {times(ratio)} as fast: {came}"
+        if done.n_accepted:
+            came = _accepted(done, records, message)
+        if ratio and fast:
+            return f"{fast}, about {times(ratio)} plain: {came}"
+    return ". ".join(filter(None, [fast, came]))
 
 
 def times(ratio: float) -> str:
@@ -193,6 +196,13 @@ def _figures(
     if done.finish_reason in _ENDS:
         found.append(("End", _ENDS[done.finish_reason]))
     return found
+
+
+def _drawn(sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """With what the tokens were drawn; nothing if each was the most likely one."""
+    if not (heat := sampling.get("temperature")):
+        return []
+    return [("Sampling", f"temperature {heat:g}, seed {sampling['seed']}")]
 
 
 def _speed(tokens_per_second: float) -> str:

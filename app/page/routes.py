@@ -29,7 +29,7 @@ from app.page.imported import chats_of
 from app.page.owners import Owners
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.settings import read_settings
+from app.page.settings import How, read_settings
 from app.page.turns import while_shown
 from app.store import NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
@@ -240,8 +240,8 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         return as_json(await chats.message(ask, chat, _said(text), read, parent))
 
     @router.post("/turns/{turn}/retry")
-    async def retry(ask: Asked, turn: TurnId) -> Response:
-        return as_json(await chats.retry(ask, turn))
+    async def retry(ask: Asked, turn: TurnId, how: Annotated[How, Body()] = "again") -> Response:
+        return as_json(await chats.retry(ask, turn, how))
 
     @router.post("/turns/{turn}/continue")
     async def proceed(ask: Asked, turn: TurnId) -> Response:

@@ -55,7 +55,7 @@ def test_chats_are_named_pinned_copied_deleted_exported_and_imported(
 ) -> None:
     chat, turns = talk(page, backend, "What's <up>?")
     assert page.get("search?q=up")["hits"][0]["snippet"] == ["What's <", "up", ">?"]
-    assert page.get("search?q=up")["n"] == 1
+    assert page.get("search?q=up")["n"] == 2
     changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True)
     assert (changed["title"], changed["is_pinned"]) == ("What's <up>?", True)
     copy = page.post(f"chats/{chat}/duplicate", turn=turns[0])
