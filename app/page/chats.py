@@ -6,6 +6,7 @@ Knows the store, the jobs and the backend, but nothing of HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from app.page.race import Races
 from app.page.reply import Reply
 from app.page.settings import How, Settings, read_settings, varied
 from app.page.speeds import Speeds
+from app.page.titles import Titles
 from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
@@ -59,6 +61,7 @@ class Chats:
         self.speeds = Speeds(backend)
         self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds)
         self.races = Races(backend, self.feed)
+        self._titles = Titles(backend)
         self._incognito: set[str] = set()
 
     def close(self) -> None:
@@ -374,6 +377,13 @@ class Chats:
         except StoreError:  # it was deleted meanwhile
             return
         self.tell(chat)
+        if chat.id not in self._incognito and not chat.is_named:
+            self._titles.want(job, self._take_title)
+
+    async def _take_title(self, job: Job, title: str) -> None:
+        with suppress(StoreError):
+            store = job.store
+            await self.change(job.chat, lambda _: store.suggest_title(job.chat, job.owner, title))
 
 
 def _new_reply(store: Store, message: Turn, ask: Ask, settings: Settings) -> tuple[int, Reply]:

@@ -35,9 +35,8 @@ def why_slow(done: Done, records: Sequence[StepRecord], ratio: float) -> str:
         sources = Counter(node.source for one in drafted for node in one.nodes)
         by = "the draft model" if "draft" in sources else next(iter(sources))
         help_ = "A smaller one" if "draft" in sources else "Another method"
-        return (
-            f"{by[0].upper()}{by[1:]} took {100 * drafting / spent:.0f}% of the time. {help_} helps"
-        )
+        took = f"{by[0].upper()}{by[1:]} took {100 * drafting / spent:.0f}% of the time"
+        return f"{took}. {help_} would help"
     if 2 * done.n_accepted < done.n_drafted:
         told = f"Only {done.n_accepted} of {done.n_drafted} drafts were right"
     else:

@@ -191,6 +191,13 @@ class Store:
         return get_chat(db, chat, owner)
 
     @_runs
+    def suggest_title(self, db: Connection, chat: str, owner: str, title: str) -> Chat:
+        """Give a chat a title, unless the user did."""
+        if not get_chat(db, chat, owner).is_named:
+            set_fields(db, "chats", chat, title=title)
+        return get_chat(db, chat, owner)
+
+    @_runs
     def delete_chat(self, db: Connection, chat: str, owner: str) -> Chat:
         get_chat(db, chat, owner)
         set_fields(db, "chats", chat, deleted_at=self._clock())

@@ -122,7 +122,7 @@ def test_a_sentence_says_what_took_the_time_of_a_slow_reply_and_what_would_help(
         return said(plain(), *records, *PLAIN, done=replace(done, **changes)).partition(". ")[2]
 
     long = drafted("x", "y", source="draft", draft_ms=40.0)
-    assert why(*[long] * 40) == "The draft model took 66% of the time. A smaller one helps"
+    assert why(*[long] * 40) == "The draft model took 66% of the time. A smaller one would help"
     dear = long._replace(draft_ms=1.0, decode_ms=60.0)
     assert why(*[dear] * 40) == (
         "Most drafts were right, but verifying several tokens takes long on this machine. "
@@ -138,7 +138,7 @@ def test_a_sentence_says_what_took_the_time_of_a_slow_reply_and_what_would_help(
         "is faster"
     )
     eagle = long._replace(nodes=tuple(one._replace(source="eagle-3") for one in long.nodes))
-    assert why(*[eagle] * 40) == "Eagle-3 took 66% of the time. Another method helps"
+    assert why(*[eagle] * 40) == "Eagle-3 took 66% of the time. Another method would help"
     assert why(*[COPIED._replace(decode_ms=13.3)] * 40) == ""
 
 
