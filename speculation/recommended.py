@@ -13,7 +13,11 @@ from speculation.sampling import SamplingParams
 
 # Fields of ``SamplingParams`` that a GGUF calls otherwise, in ``general.sampling.NAME``.
 _KEYS = {"temperature": "temp", "repeat_penalty": "penalty_repeat"}
-_NUMBERS = {one.name: type(one.default) for one in fields(SamplingParams)}
+_KINDS: dict[str, type[int] | type[float]] = {
+    one.name: type(one.default)
+    for one in fields(SamplingParams)
+    if isinstance(one.default, int | float) and one.name not in ("seed", "strict")
+}
 
 
 def recommended(model: str, metadata: Callable[[str], str | None]) -> dict[str, float]:
@@ -22,8 +26,7 @@ def recommended(model: str, metadata: Callable[[str], str | None]) -> dict[str, 
 
     ``metadata`` gives a value of the file by its key.
     """
-    names = [name for name, kind in _NUMBERS.items() if kind in (int, float) and name != "seed"]
-    keys = {name: f"general.sampling.{_KEYS.get(name, name)}" for name in names}
+    keys = {name: f"general.sampling.{_KEYS.get(name, name)}" for name in _KINDS}
     own = {name: value for name, key in keys.items() if (value := metadata(key))}
     return _checked(own) or _checked(_listed(model))
 
@@ -31,9 +34,9 @@ def recommended(model: str, metadata: Callable[[str], str | None]) -> dict[str, 
 def _checked(values: Mapping[str, str]) -> dict[str, float]:
     """The values as numbers; empty if one of them cannot be used."""
     try:
-        found = {name: _NUMBERS[name](float(value)) for name, value in values.items()}
-        SamplingParams(**found)
-    except (KeyError, TypeError, ValueError, OverflowError, InvalidParameter):
+        found = {name: _KINDS[name](float(value)) for name, value in values.items()}
+        SamplingParams(**found)  # type: ignore[arg-type]
+    except (KeyError, ValueError, OverflowError, InvalidParameter):
         return {}
     return found
 

@@ -36,6 +36,7 @@ from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
 PING_SECONDS = 15.0
+IMPORTED = 20  # chats, after which the progress is told
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
 
@@ -342,12 +343,17 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
-            read = await while_connected(http, apart.read(chats_of, await http.body()))
-            found = await asyncio.to_thread(chats.add, owner, read)
+            read = list(await while_connected(http, apart.read(chats_of, await http.body())))
         except Unreadable as error:
             raise ApiError(f"Cannot import this file: {error}.") from error
-        told = [chats.tell(chat) for chat in found.chats]
-        return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
+        told: Json = {"chats": [], "n_known": 0, "refused": []}
+        for n in range(0, len(read), IMPORTED):
+            feed.publish(owner, "import", {"done": n, "total": len(read)})
+            found = await asyncio.to_thread(chats.add, owner, read[n : n + IMPORTED])
+            told["chats"] += [chats.tell(chat) for chat in found.chats]
+            told["n_known"] += found.n_known
+            told["refused"] += found.refused
+        return as_json(told)
 
     # Its body may have as many values as it likes: another process reads it.
     router.add_api_route("/import", import_chats, methods=["POST"], route_class_override=APIRoute)

@@ -139,10 +139,13 @@ function hitRow({ chat: { id, title }, turn, snippet: parts }) {
 const exportChat = (path) => h("a", { href: `page${path}`, download: "" }).click();
 
 const importFile = tried(async ([file]) => {
-  const { chats: added, refused } = await api("POST", "/import", file);
+  setText($("#found"), `Reading ${file.name}`);
+  const { chats: added, refused } = await api("POST", "/import", file).finally(() => setText($("#found"), ""));
   const n = added.length;
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
+
+listeners.import = ({ done, total }) => setText($("#found"), `Importing: ${done} of ${total} chats`);
 
 // The left side's buttons and keys
 

@@ -78,7 +78,10 @@ def test_an_imported_chat_is_shown_as_its_file_has_it_and_can_be_opened(page: Pa
     reply = {"model": "m", "cells": [["1.5", 2]], "done": {"finish_reason": "stop", "odd": SCRIPT}}
     odd = {"settings": {"method": 5, "sampling": [SCRIPT]}, "deleted_at": 5.0}
     file = export(reply, packed(TREE, more=SCRIPT), **odd)
+    seq = page.get("state")["seq"]
     (chat,) = page.client.post("import", content=file).json()["chats"]
+    told = page.events(seq, until="imported")
+    assert [data for kind, data in told if kind == "import"] == [{"done": 0, "total": 1}]
     assert (chat["settings"], chat["title"]) == ({}, "hi")
     _, turn = page.turns(chat["id"])
     assert (turn["text"], turn["model"], turn["cells"]) == ("re: hi", "m", [[1.5, 2]])
