@@ -9,9 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 from app.page.jobs import Job
+from app.page.reply import Reply
 from app.worker.backend import Backend
-from app.worker.messages import LAST, ChatRequest, Done, Tokens
-from speculation.chat.reasoning import answer_of
+from app.worker.messages import ChatRequest, Failed
 from speculation.drafter import BASELINE
 
 LEAST_PARAMS = 10**8  # of the model; smaller ones write no titles worth reading
@@ -29,87 +29,59 @@ class Titles:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanted: dict[str, asyncio.Task[None]] = {}  # by chat
         self._place = asyncio.Lock()
-        self._wanted: set[str] = set()  # chats
 
     def want(self, job: Job, take: Callable[[Job, str], Awaitable[None]]) -> None:
         """Write a title if this was a chat's first reply; ``take`` gets it, if it is a good one."""
         is_first = len(job.prompt.starts) == 1 and job.chat not in self._wanted
         is_able = self._backend.status().facts.n_params >= LEAST_PARAMS
         if is_first and is_able and job.reply.done is not None and job.reply.answer.strip():
-            self._wanted.add(job.chat)
-            task = asyncio.ensure_future(self._write(job, take))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._wanted[job.chat] = asyncio.ensure_future(self._write(job, take))
 
     async def _write(self, job: Job, take: Callable[[Job, str], Awaitable[None]]) -> None:
-        said, answer = job.prompt.said[:READ], job.reply.answer[:READ]
-        messages = ({"role": "user", "content": f"{ASKED}User: {said}\n\nModel: {answer}"},)
+        said = f"User: {job.prompt.said[:READ]}\n\nModel: {job.reply.answer[:READ]}"
         async with self._place:
             for _ in range(MOST_TRIES):
-                await self._idle()
-                text = await self._reply(
-                    ChatRequest(
-                        uuid4().hex,
-                        messages,
-                        BASELINE,
-                        max_tokens=MOST_TOKENS,
-                        thinking=False,
-                        memory=None,
-                        on_disk=False,
-                    )
-                )
-                if text is not None:
-                    if title := title_in(text):
+                n_looks = 0
+                while n_looks < IDLE_SECONDS / LOOK_SECONDS:
+                    await asyncio.sleep(LOOK_SECONDS)
+                    n_looks = 0 if self._n_running() else n_looks + 1
+                reply = await self._reply(ASKED + said)
+                if reply.done is not None or reply.error:
+                    if title := title_in(reply):
                         await take(job, title)
                     return
 
-    async def _idle(self) -> None:
-        """Wait until nothing runs."""
-        n_looks = 0
-        while n_looks < IDLE_SECONDS / LOOK_SECONDS:
-            await asyncio.sleep(LOOK_SECONDS)
-            n_looks = 0 if self._others() else n_looks + 1
+    def _n_running(self) -> int:
+        """How much wants the model."""
+        report = self._backend.report()
+        is_loading = self._backend.status().loading is not None
+        return len(report.running) + report.n_waiting + is_loading
 
-    def _others(self, own: str = "") -> bool:
-        """Whether something else wants the model."""
-        report, status = self._backend.report(), self._backend.status()
-        is_own = own not in report.running  # it may be the one that waits
-        n_others = report.n_waiting - is_own if own else report.n_waiting
-        return bool({*report.running} - {own}) or n_others > 0 or status.loading is not None
+    async def _reply(self, text: str) -> Reply:
+        """The model's reply; without an end if something else came."""
+        reply = Reply()
 
-    async def _reply(self, request: ChatRequest) -> str | None:
-        """The reply's text; None if something else came."""
-        texts: list[str] = []
-        last: list[Any] = []
+        def hear(event: Any) -> None:
+            is_lost = event is None or isinstance(event, Exception)
+            reply.take(Failed(str(event)) if is_lost else event)
 
-        def take(event: Any) -> None:
-            if isinstance(event, Tokens):
-                texts.extend(text for text, _ in event.pieces)
-            elif event is None or isinstance(event, (*LAST, Exception)):
-                last.append(event)
-
+        limits: dict[str, Any] = {"max_tokens": MOST_TOKENS, "memory": None, "on_disk": False}
+        messages = ({"role": "user", "content": text},)
+        request = ChatRequest(uuid4().hex, messages, BASELINE, thinking=False, **limits)
         events = self._backend.reply(request)
-        events.hand_over(take)
-        try:
-            while not last:
-                await asyncio.sleep(LOOK_SECONDS)
-                if not last and self._others(request.id):
-                    return None
-        finally:
-            events.close()
-        is_whole = isinstance(last[0], Done) and last[0].finish_reason == "stop"
-        return "".join(texts) if is_whole else ""
+        events.hand_over(hear)
+        while reply.done is None and not reply.error and self._n_running() <= 1:  # its own
+            await asyncio.sleep(LOOK_SECONDS)
+        events.close()
+        return reply
 
 
-def title_in(text: str) -> str:
-    """The title in what the model wrote; empty if there is no good one.
-
-    >>> title_in('**Title: "Rivers of Europe".**'), title_in("a " * 40)
-    ('Rivers of Europe', '')
-    """
-    lines = answer_of(text).strip().splitlines()
+def title_in(reply: Reply) -> str:
+    """The title that the model wrote; empty if it is not a good one."""
+    lines = reply.answer.strip().splitlines()
+    is_whole = reply.done is not None and reply.done.finish_reason == "stop"
     title = re.sub(r"(?i)^title\s*:", "", lines[0].strip(_MARKS)).strip(_MARKS) if lines else ""
     is_good = len(lines) == 1 and 2 <= len(title) <= MOST_CHARACTERS and "<" not in title
-    return title if is_good else ""
+    return title if is_whole and is_good else ""

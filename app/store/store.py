@@ -40,7 +40,7 @@ from app.store.rows import (
     steps_of,
     title_of,
 )
-from app.store.schema import SCHEMA, VERSION
+from app.store.schema import FOLDED, SCHEMA, VERSION
 
 KEEP_DELETED = 24 * 3600.0  # seconds
 PURGE_SECONDS = 600.0  # between looks for what was deleted longer ago
@@ -135,6 +135,7 @@ class Store:
         if self._first_turn > 1:
             last = self._first_turn - 1
             db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
+        db.execute(f"{FOLDED} WHERE state = 'running'")
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
 
     # Chats

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from app.page import titles
+from app.page.reply import Reply
 from app.page.titles import title_in
 from app.worker.messages import ModelFacts, Report, Status
 from tests.support.fake_backend import DONE, MODEL
@@ -42,7 +43,7 @@ def test_the_model_writes_a_title_after_the_first_reply_while_nothing_else_runs(
     assert len(backend.requests) == 1  # something else runs
     running.clear()
     soon(lambda: len(backend.requests) == 2)
-    running.append("another")
+    running += ["title", "another"]
     backend.write("Ri")
     time.sleep(0.1)
     running.clear()
@@ -85,6 +86,7 @@ def test_a_title_of_the_user_stays_and_a_small_or_missing_model_writes_none(
 
 
 def test_only_a_short_line_is_a_title() -> None:
-    assert title_in("<think>\nhm\n</think>\n\n# Title: Rivers\n") == "Rivers"
+    assert title_in(Reply(text="<think>\nhm\n</think>\n\n# Title: Rivers\n", done=DONE)) == "Rivers"
     for text in ("", "  \n", "x", "word " * 20, "one\ntwo", "<think>\nhm", "“”"):
-        assert title_in(text) == ""
+        assert title_in(Reply(text=text, done=DONE)) == ""
+    assert title_in(Reply(text="Rivers", done=replace(DONE, finish_reason="length"))) == ""

@@ -169,7 +169,8 @@ def test_a_second_server_hears_where_the_first_is(tmp_path: Path) -> None:
     file = tmp_path / "chats.db"
     first = Store(file, "http://localhost:7860/")
     chat, (ask,) = talk(first, "ask")
-    first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    first.save_reply(reply.id, "zebra", {}, "running")
     for _ in range(2):
         with pytest.raises(InUse) as raised:
             Store(file, "http://localhost:7861/")
@@ -178,6 +179,7 @@ def test_a_second_server_hears_where_the_first_is(tmp_path: Path) -> None:
     first.close()
     second = Store(file)
     assert second.path(chat.id, "")[1][0].state == "interrupted"
+    assert [hit.turn for hit in search(second, "zebra")] == [reply.id]
     second.close()
 
 
