@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from app.api.errors import ApiError
+from app.api.log import Call, current_call
 from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
@@ -52,6 +53,7 @@ class Job:
     prompt: Prompt
     request: ChatRequest
     events: Events = field(init=False)
+    call: Call = field(default_factory=Call)
     records: list[StepRecord] = field(default_factory=list)
     shown: Shown = field(default_factory=Shown)
     trouble: str = ""
@@ -70,6 +72,7 @@ class Job:
             return
         if event is None or isinstance(event, Exception):
             event = Failed(str(event or "The reply ended without a result."))
+        self.call.take(event)
         if isinstance(event, Steps):
             self.records += event.records
             return
@@ -140,7 +143,8 @@ class Jobs:
             self._reserved.discard(chat)
 
     def start(self, job: Job) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, job.call = asyncio.get_running_loop(), current_call()
+        job.call.writes(self._backend.status().model, job.owner, "chat")
         try:
             job.events = self._backend.reply(job.request)
         except Exception as error:  # the turn is there already, and says why it has no text
@@ -183,6 +187,7 @@ class Jobs:
             job.is_over = True
             await self._finish(job)
         finally:
+            job.call.close()
             del self._jobs[job.chat]
         if not self._is_closed:
             self._publish(job, {"set": job.fields("done")})

@@ -111,7 +111,13 @@ def _asks(name: str, resources: Resources, share: float) -> Asks:
         asks = Asks(saved, seconds=seconds, reading=share * cost.row_seconds)
         return asks, asks.state
 
-    return resources.learnt(name, make)
+    known_asks(resources)[name] = found = resources.learnt(name, make)
+    return found
+
+
+def known_asks(resources: Resources) -> dict[str, Asks]:
+    """What is known of asking the sources of the texts so far."""
+    return resources.keep("asks", dict)
 
 
 class Auto(Drafter):

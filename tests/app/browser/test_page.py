@@ -233,10 +233,12 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
     page.wait_for_function("document.activeElement.matches('.cells')")
 
 
-def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
+def test_a_race_is_shown_played_and_told_among_the_requests(chat: Chat) -> None:
     page = chat.page
     chat.set(max_tokens=12)
     page.click(".race-card >> nth=0")
+    for lane in (0, 1):
+        page.wait_for_selector(f".lane-text:not(:empty) >> nth={lane}")
     page.wait_for_selector(".verdict b")
     assert page.inner_text(".verdict b") == "Too short for a number"
     assert page.locator(".lane.over").count() == 2
@@ -246,6 +248,12 @@ def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
     page.wait_for_selector(".verdict b")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog.race", state="detached")
+    page.click("#more")
+    chat.choose("Requests")
+    page.wait_for_selector(".sheet td:text-is('race')")
+    assert page.locator(".curve polyline").count() == 1
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.requests", state="detached")
 
 
 def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> None:
