@@ -20,7 +20,7 @@ from app.page.reply import Reply
 from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
 from app.page.turns import reply_fields, turn_json, while_shown
-from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
+from app.store import Chat, Found, Imported, Store, StoreError, Turn
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
 
@@ -49,11 +49,10 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, file: str | Path | None = None, address: str = "") -> None:
-        """``file`` keeps the chats; None: the user's. ``address`` is the page's. Raises StoreError
-        if the file cannot be opened, and InUse."""
+    def __init__(self, backend: Backend, store: Store) -> None:
+        """``store`` keeps the chats, and is closed with them."""
         self.backend = backend
-        self.kept = Store(file or default_file(), address)
+        self.kept = store
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.service import memory_of
-from app.guard import is_loopback
+from app.hosts import is_loopback
 from app.page.chats import Chats
 from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec

@@ -13,6 +13,9 @@ from speculation.chat.tool_format import GENERIC, ToolFormat
 from speculation.registry.model_spec import ModelSpec as ModelSpec
 from speculation.settings import DEFAULT_METHOD
 
+# llama-server's, so that its clients get the same texts.
+SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
 
 @dataclass(frozen=True)
 class LoadedModel:

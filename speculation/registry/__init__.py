@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from batching.gguf.splits import part_names
 from speculation.registry.entries import (
     LINE_FORMAT,
@@ -24,7 +22,7 @@ from speculation.registry.entries import (
     parse_hub,
     read_registry,
 )
-from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch
+from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch, terminal_bar
 from speculation.registry.packages import installed_file, is_converted, package_file
 
 __all__ = [
@@ -73,7 +71,7 @@ def resolve(
     name_or_path: str | os.PathLike[str],
     *,
     registry: Mapping[str, ModelEntry] | None = None,
-    bar: BarMaker = tqdm,
+    bar: BarMaker = terminal_bar,
 ) -> Path:
     """The local GGUF file for a path, a name in models.txt or an ``hf:`` source.
 
