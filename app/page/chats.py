@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +22,7 @@ from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
+from speculation.registry.entries import title_of
 
 Json = dict[str, Any]
 Branch = Sequence[tuple[Turn, Sequence[int]]]  # turns with their siblings
@@ -286,7 +286,7 @@ class Chats:
             reply.reads_from = prompt.first_read(left_out.n_turns)
             model = self.backend.status().model
             if model is not None:
-                reply.model = Path(model.spec.model).name
+                reply.model = title_of(model.spec.model)
                 reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)

@@ -53,6 +53,8 @@ class ModelFacts:
     missing  methods that cannot run with their usual parameters, with what they need: the setting
              ``draft_model`` or ``heads``, other ``parameters``, or another ``model``
     devices  the GPUs that the model may use, with their free bytes when no model was loaded
+    n_threads  that decode
+    gpu_layers  how many layers are on GPUs, and how many there are
     """
 
     parallel: int = 1
@@ -71,12 +73,15 @@ class ModelFacts:
     embedding_model: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[tuple[str, int], ...] = ()
+    n_threads: int = 0
+    gpu_layers: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
 class Status:
     """The loaded model, a load's progress, and why the last load failed.
 
+    failed   the model of that load; empty if the error is another one
     is_down  the engine's process has ended, and the model is on its way back
     """
 
@@ -85,6 +90,7 @@ class Status:
     error: str | None = None
     facts: ModelFacts = ModelFacts()
     is_down: bool = False
+    failed: str = ""
 
 
 @dataclass(frozen=True)

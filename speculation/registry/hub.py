@@ -71,7 +71,7 @@ class Bar(Protocol):
 BarMaker = Callable[..., Bar]
 
 
-def terminal_bar(**given: Any) -> Bar:
+def terminal_bar(**given: Any) -> Any:
     """tqdm's bar, which shows only in a terminal."""
     from tqdm import tqdm
 
