@@ -52,7 +52,7 @@ def serve_site(
         with _without_proxies():
             from app.page.ui import build, mount  # Gradio takes seconds to import
 
-            mount(app, build(backend, flags.method))
+            mount(app, build(backend, flags.method, flags.spec.model))
     allowed = flags.allow_host or ()
     guarded = guard(app, flags.host, allowed, flags.api_key, page=chats is not None)
     serve(RequestLog(guarded), listening)

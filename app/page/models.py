@@ -134,12 +134,14 @@ class ModelList:
         return found
 
     def look(self, on_news: Callable[[], object]) -> None:
-        """Search for models in a thread."""
-        self.places.look(lambda: [*self.entries().values(), *self._recent()], on_news)
+        """Search for models in a thread, also beside the loaded one."""
+        loaded = self._backend.status().facts.path
+        self.places.look(self._local, [Path(loaded).parent] if loaded else [], on_news)
 
-    def _recent(self) -> list[ModelEntry]:
-        entries = self.places.entries()
-        return [entries[name] for name in self.places.kept().recent if name in entries]
+    def _local(self) -> list[ModelEntry]:
+        """All but what was found by a search."""
+        recent, places = self.places.kept().recent, self.places.entries()
+        return [*self.entries().values(), *(places[name] for name in recent if name in places)]
 
     def as_json(self, asked: Wanted, *, trusted: bool) -> Json:
         model, view = self._backend.status().model, self._view(asked)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -62,6 +62,7 @@ class Places:
         self._found: dict[str, ModelEntry] = {}
         self._looked = -LOOK_SECONDS
         self._is_looking = False
+        self._beside: set[Path] = set()  # folders of models that were loaded
         self.vocabularies: dict[Path, Vocabulary] = {}
 
     def kept(self) -> _Kept:
@@ -92,13 +93,24 @@ class Places:
                 recent[name] = entry_of(name)
         return {**recent, **self._found}
 
-    def look(self, known: Callable[[], Iterable[ModelEntry]], on_news: Callable[[], Any]) -> None:
-        """Search in a thread, unless that was done lately. ``on_news`` is called in it if there is
-        another model than before; ``known`` are the models whose vocabularies are read, too."""
+    def look(
+        self,
+        known: Callable[[], Iterable[ModelEntry]],
+        beside: Sequence[Path],
+        on_news: Callable[[], Any],
+    ) -> None:
+        """Search in a thread, also in the folders ``beside``, unless that was done lately.
+
+        ``on_news`` is called in it if there is another model than before; ``known`` are the models
+        whose vocabularies are read, too.
+        """
         with self._lock:
-            if self._is_looking or time.monotonic() - self._looked < LOOK_SECONDS:
+            is_new = not self._beside.issuperset(beside)
+            is_old = time.monotonic() - self._looked >= LOOK_SECONDS
+            if self._is_looking or not (is_new or is_old):
                 return
             self._is_looking, self._looked = True, time.monotonic()
+            self._beside.update(beside)
 
         def run() -> None:
             try:
@@ -121,8 +133,8 @@ class Places:
                 if path := model_path(entry):
                     seen.add(path.resolve())
                     vocabularies[path] = vocabulary_of(path)
-        beside = [Path(one).parent for one in kept.recent if Path(one).is_absolute()]
-        files = search([*map(Path, kept.folders), *usual_folders()], beside)
+        recent = {Path(one).parent for one in kept.recent if Path(one).is_absolute()}
+        files = search([*map(Path, kept.folders), *usual_folders()], recent | self._beside)
         found = {}
         for name in islice([*ollama_models(), *map(str, files)], MOST_FOUND):
             with suppress(SpeculationError, OSError):

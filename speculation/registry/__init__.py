@@ -13,7 +13,6 @@ from typing import Any
 
 from batching.gguf.splits import part_names
 from speculation.registry.entries import (
-    LINE_FORMAT,
     HubFile,
     ModelEntry,
     ModelNotFound,
@@ -95,7 +94,7 @@ def resolve(
     entries = read_registry() if registry is None else registry
     entry = entries.get(text)
     if entry is None:
-        raise _not_found(text, entries)
+        raise _not_found(text)
     match entry.source:
         case HubFile() as wanted:
             return _fetch_all(wanted, bar)
@@ -170,11 +169,10 @@ def _first_part(path: Path) -> Path:
     return files[0]
 
 
-def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
+def _not_found(text: str) -> ModelNotFound:
     is_folder = bool(text) and Path(text).is_dir()
     problem = f"{text} is a folder" if is_folder else f"file not found: {text or repr(text)}"
     return ModelNotFound(
-        f"{problem}. Known models: {', '.join(entries) or 'none'}. "
-        f"Give the path of a .gguf file, a known model, hf:owner/repository/file.gguf, "
-        f"or add a line to models.txt: {LINE_FORMAT}"
+        f"{problem}. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a name of "
+        "models.txt, which `speculation models` lists"
     )
