@@ -434,10 +434,9 @@ def model_json(status: Status) -> Json | None:
         method: {"setting": setting, "offer": offer(method, setting)}
         for method, setting in status.facts.missing.items()
     }
-    try:
+    facts = ""
+    with suppress(SpeculationError, OSError, ValueError):  # ValueError: the path is empty
         facts = str(describe(Path(status.facts.path)))
-    except (SpeculationError, OSError):
-        facts = ""
     return {
         **asdict(model),
         "name": title_of(model.spec.model),
