@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.facts import Gathered
 from app.worker.messages import Done, Event, Prefill
-from speculation.stats import rate
+from speculation.meter import rate
 from speculation.system.console import say
 
 PROGRESS_SECONDS = 5.0  # between two lines about one prompt

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from app.page.steps import milliseconds, n_tokens
 from app.worker.messages import Done, StepRecord
 from speculation.drafter import BASELINE
-from speculation.stats import STRUCTURE, rate
+from speculation.meter import STRUCTURE, rate
 
 LEAST_TOKENS, LEAST_MS = 32, 100.0  # of a reply that tells a speed-up
 LEAST_PLAIN = 8  # steps

@@ -244,7 +244,7 @@ class Tokens:
 
 
 class Node(NamedTuple):
-    """A draft of a step, as ``speculation.steps.Draft``: its token as text.
+    """A draft of a step, as ``speculation.meter.Draft``: its token as text.
 
     A token by itself may be half a character; it is then "\\ufffd".
     """
@@ -255,7 +255,7 @@ class Node(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """A step of a reply, as ``speculation.steps.RecordedStep``, with tokens as texts.
+    """A step of a reply, as ``speculation.meter.RecordedStep``, with tokens as texts.
 
     bonus  the token that the model added; empty if the text ended before it or with it
     """
@@ -287,7 +287,7 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a reply, with its counters, which ``speculation.stats`` explains.
+    """The end of a reply, with its counters, which ``speculation.meter`` explains.
 
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
     stop_string    the stop string that ended it; empty if none did

@@ -44,9 +44,9 @@ from batching.llama.model import Model
 from batching.watched import GivenUp, until
 from speculation.chat.detokenizer import Token
 from speculation.engine import Engine
+from speculation.meter import RecordedStep
+from speculation.reply import Reply
 from speculation.sampling import TokenLogprobs
-from speculation.steps import RecordedStep
-from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
@@ -339,12 +339,12 @@ def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
     )
 
 
-def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
+def _decode_ms(engine: Engine, text: Reply) -> tuple[float, ...]:
     """Milliseconds of a decode of 1, 2, … rows at the end of a text, if they are known."""
     cost = engine.resources.known_cost
     if cost is None:
         return ()
-    curve = cost.curve(len(text.tokens))
+    curve = cost.curve(len(text.prompt) + len(text.token_ids))
     return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
 
 
@@ -352,7 +352,7 @@ _SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()
 _COUNTS = [*_SUMS, "n_prompt", "n_first", "prefill_seconds", "first_seconds", "decode_seconds"]
 
 
-def _added(totals: Report, text: Text) -> Report:
+def _added(totals: Report, text: Reply) -> Report:
     """The totals with those of a text that has ended."""
     stats, accepted = text.stats, Counter(dict(enumerate(totals.accepted)))
     for n_tokens, n_steps in stats.tokens_histogram.items():
@@ -370,7 +370,7 @@ def _added(totals: Report, text: Text) -> Report:
     )
 
 
-def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]) -> Done:
+def _done(text: Reply, model: LoadedModel | None, prompt: str, ms: tuple[float, ...]) -> Done:
     counts = {name: getattr(text.stats, name) for name in _COUNTS}
     return Done(
         text.finish_reason or "stop",
@@ -378,6 +378,6 @@ def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[f
         model,
         stop_string=text.stop_string,
         prompt=prompt,
-        decode_ms=decode_ms,
+        decode_ms=ms,
         **counts,
     )

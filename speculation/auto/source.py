@@ -115,7 +115,7 @@ class Source:
         asks = self.asks
         promise = self.drafter.promise(tokens)
         if promise is not None:
-            return left * promise >= prices.pays_from
+            return prices.pay(left * promise)
         reading = asks.reading * self.drafter.n_unread(tokens)
         gain = asks.gain(prices.plain, left, drafted) - (0.0 if drafted else prices.change)
         self._gain = gain
