@@ -149,19 +149,19 @@ class Places:
 
 def browse(folder: str) -> dict[str, Any]:
     """The folders and models in a folder; without a name, the user's own. Raises ApiError."""
-    path = Path(folder or "~").expanduser().absolute()
-    folders, files = [], []
+    path, folders, files = Path(folder or "~"), [], []
     try:
+        path = path.expanduser().absolute()
         with os.scandir(path) as entries:
             for entry in islice(entries, _MOST_LISTED):
                 if not entry.name.isprintable() or entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                if Path(entry.path).is_dir():
                     folders.append({"name": entry.name, "path": entry.path})
-                elif is_model_name(entry.name) and entry.is_file():
+                elif is_model_name(entry.name) and Path(entry.path).is_file():
                     size = entry.stat().st_size
                     files.append({"name": entry.name, "path": entry.path, "n_bytes": size})
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last: there is no such user
         why = getattr(error, "strerror", None) or error
         raise ApiError(f"cannot look into {str(path)!r:.300}: {why}", 404, param="folder") from None
     for found in (folders, files):

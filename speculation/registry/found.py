@@ -61,7 +61,7 @@ def search(folders: Iterable[Path], beside: Iterable[Path] = ()) -> Iterator[Pat
                     if entry.is_dir(follow_symlinks=False):
                         if depth and not name.startswith("."):
                             left.append((Path(entry.path), depth - 1))
-                    elif is_model_name(name) and entry.is_file():
+                    elif is_model_name(name) and Path(entry.path).is_file():  # no link to itself
                         yield Path(entry.path)
         except OSError:  # it is not there, or may not be read
             continue

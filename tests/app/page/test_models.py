@@ -280,6 +280,7 @@ def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_ar
     write_tiny_gguf(Path(small), n_embd=32)
     elsewhere = str(write_tiny_gguf(other / "elsewhere.gguf", n_embd=16))
     write_tiny_gguf(folder / "foreign.gguf", n_bytes=0)
+    (other / "loop.gguf").symlink_to(other / "loop.gguf")
     seq = page.get("state")["seq"]
     page.post("models/load", model=large)
     backend.state = Status(MODEL, Loading(large, "load", 3, 100))
@@ -301,7 +302,8 @@ def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_ar
     assert [one["name"] for one in shown["folders"]] == ["other", "own"]
     shown = page.get(f"models/browse?folder={other}")
     assert (shown["parent"], shown["files"][0]["path"]) == (str(tmp_path), elsewhere)
-    assert "cannot look" in page.get("models/browse?folder=%00", 404)["error"]["message"]
+    for odd in ("%00", "~nobody-here/x", large):
+        assert "cannot look" in page.get(f"models/browse?folder={odd}", 404)["error"]["message"]
     page.post("models/kept", kind="recent", value=large, keeps=False)
     kept = tmp_path / "chats.models.json"
     assert kept.read_text() == f'{{"recent":[],"folders":["{other}"]}}'

@@ -186,8 +186,7 @@ def changed(change: Change, wanted: Wanted) -> tuple[Shape, Wanted]:
 def test_the_sentence_tells_what_is_needed_and_free() -> None:
     found = fit(BIG, Wanted(8192), Memory(8 * GIB))
     assert found.sentence == (
-        "Needs 6.5 GB (4.9 GB weights, 1.1 GB KV cache, 449 MB to compute with); "
-        "8.6 GB are free."
+        "Needs 6.5 GB (4.9 GB weights, 1.1 GB KV cache, 449 MB to compute with); 8.6 GB are free."
     )
     short = fit(BIG, Wanted(400_000), Memory(8 * GIB))
     assert short.sentence.endswith("The model was trained for 131,072 tokens.")

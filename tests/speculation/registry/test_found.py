@@ -26,6 +26,7 @@ def test_a_search_takes_models_alone_and_follows_no_link_to_a_folder(
     (deep / "folder.gguf").mkdir()
     (deep / "back").symlink_to(tmp_path)
     (deep / "gone.gguf").symlink_to(tmp_path / "nothing")
+    (deep / "loop.gguf").symlink_to(deep / "loop.gguf")
     (deep / "link.gguf").symlink_to(deep / "a.gguf")
     if hasattr(os, "mkfifo"):
         os.mkfifo(deep / "pipe.gguf")
