@@ -130,7 +130,7 @@ async function start() {
   restoreDraft();
   await followAddress();
   beginToListen();
-  findDraft();
+  setTimeout(findDraft, 2000); // it is no part of the first load
   focusBox();
   document.documentElement.dataset.ready = "";
 }
