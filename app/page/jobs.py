@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from app.api.errors import ApiError
+from app.api.log import Call, current_call
 from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
@@ -52,6 +54,7 @@ class Job:
     prompt: Prompt
     request: ChatRequest
     events: Events = field(init=False)
+    call: Call = field(default_factory=Call)
     records: list[StepRecord] = field(default_factory=list)
     shown: Shown = field(default_factory=Shown)
     trouble: str = ""
@@ -63,6 +66,8 @@ class Job:
     def __post_init__(self) -> None:
         self._begins_at = len(self.reply.text)
         self._n_left_out = self.reply.n_left_out
+        self._pace = outcome.Pace()
+        self._last = ""  # the token before the next step
 
     def take(self, event: Event | Exception | None) -> None:
         """Update the reply; the event may be the last one."""
@@ -70,16 +75,28 @@ class Job:
             return
         if event is None or isinstance(event, Exception):
             event = Failed(str(event or "The reply ended without a result."))
+        self.call.take(event)
         if isinstance(event, Steps):
-            self.records += event.records
+            for record in event.records:
+                self._note(record)
             return
         self.reply.take(event)
         if isinstance(event, Failed) and len(self.reply.text) == self._begins_at:
             self.reply.n_left_out = self._n_left_out  # no prompt was read
         self.reply.reads_from = self.prompt.first_read(self.reply.n_left_out)
         self.is_over = isinstance(event, LAST)
-        self.has_unsaved |= isinstance(event, Tokens)
+        if isinstance(event, Tokens):
+            self.has_unsaved = True
+            self.reply.sentence = self._pace.take(event)
         self.changed.set()
+
+    def _note(self, record: StepRecord) -> None:
+        """Keep a step, and where its drafts came from."""
+        verbs = outcome.verbs(record, self._last, self.prompt.said, self.prompt.files)
+        if verbs:
+            self.reply.marks.sources.append(Counter(verbs).most_common(1)[0][0])
+        self._last = outcome.last_token(record, self._last)
+        self.records.append(record)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -140,7 +157,8 @@ class Jobs:
             self._reserved.discard(chat)
 
     def start(self, job: Job) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, job.call = asyncio.get_running_loop(), current_call()
+        job.call.writes(self._backend.status().model, job.owner, "chat")
         try:
             job.events = self._backend.reply(job.request)
         except Exception as error:  # the turn is there already, and says why it has no text
@@ -183,6 +201,7 @@ class Jobs:
             job.is_over = True
             await self._finish(job)
         finally:
+            job.call.close()
             del self._jobs[job.chat]
         if not self._is_closed:
             self._publish(job, {"set": job.fields("done")})
@@ -204,7 +223,7 @@ class Jobs:
                     self._publish(job, {"set": head})
                 show = partial(job.shown.update, job.reply, is_over=is_over)
                 for change in await while_shown(show):
-                    self._publish(job, change)
+                    self._publish(job, {**change, "sentence": job.reply.sentence})
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
@@ -230,7 +249,8 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        found = outcome.outcome(done, job.records, job.prompt.said, reply.n_left_out)
+        said = job.prompt.said, job.prompt.files
+        found = outcome.outcome(done, job.records, *said, n_left_out=reply.n_left_out)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.service import memory_of
-from app.hosts import is_loopback
 from app.page.chats import Chats
+from app.page.owners import is_from_here
 from app.page.places import Places, browse
 from app.page.routes import Owner, as_json, owner_of
 from app.worker.messages import ModelSpec
@@ -401,8 +401,7 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
 def is_trusted(http: Request, owner: str) -> bool:
     """Whether this is no stranger: somebody without a key, on another machine, where others than
     one person can use the server."""
-    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
-    return bool(not owner or memory_of(http)) or is_loopback(host)
+    return not owner or bool(memory_of(http)) or is_from_here(http)
 
 
 def require_trusted(http: Request, owner: Owner) -> None:

@@ -9,6 +9,7 @@ from fastapi import Request, Response
 
 from app.api.errors import ApiError
 from app.api.service import memory_of
+from app.hosts import is_loopback
 
 COOKIE = "speculation"
 _SECONDS = 400 * 24 * 3600  # browsers keep a cookie no longer
@@ -44,6 +45,12 @@ class Owners:
         made = secrets.token_urlsafe(24)
         response.set_cookie(COOKIE, made, _SECONDS, httponly=True, samesite="strict")
         return _hash(made)
+
+
+def is_from_here(http: Request) -> bool:
+    """Whether a request comes from the server's own machine."""
+    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
+    return is_loopback(host)
 
 
 def _hash(text: str) -> str:

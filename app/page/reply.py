@@ -38,7 +38,7 @@ _Pair = Field(min_length=2, max_length=2)
 class Kept:
     """What is kept of a reply beside its text.
 
-    runs       [characters, tokens] of its text: a plain run, a drafted one, and so on in turn
+    runs, sources  of its text, as in ``Marks``
     opening    the mark that opens the reasoning, if the prompt contains it instead of the reply
     thinking   whether the model was told to reason
     seconds_thinking  how long it has reasoned
@@ -51,6 +51,7 @@ class Kept:
     model: str = ""
     n_ctx: NonNegativeInt = 0
     runs: list[Annotated[list[NonNegativeInt], _Pair]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     opening: str = ""
     thinking: bool | None = None
     seconds_thinking: FiniteFloat = 0.0
@@ -103,7 +104,8 @@ class Reply(Kept):
         half = len(self.text) - len(self.text.rstrip("\ufffd"))
         if half:  # half of a character cannot be continued
             self.text = self.text[:-half]
-            self.marks = Marks.of(self.marks.runs, len(self.text))
+            self.marks = Marks.of(self.marks.runs, len(self.text), self.marks.sources)
+        del self.marks.sources[len(self.marks.runs) // 2 :]  # of steps whose tokens did not come
         self.method, self.done, self.error = method, None, ""
         self.sentence, self.figures, self.cells = "", [], []
 
@@ -146,6 +148,7 @@ class Reply(Kept):
         """What ``from_json`` reads, without the text."""
         kept = {one.name: getattr(self, one.name) for one in fields(Kept)}
         kept["runs"] = [list(run) for run in self.marks.runs]
+        kept["sources"] = list(self.marks.sources)
         kept["seconds_thinking"] = round(self.seconds_thinking, 1)
         if self.done is not None:
             kept["done"] = vars(replace(self.done, model=None, decode_ms=()))
@@ -161,9 +164,10 @@ class Reply(Kept):
             log.warning("ignoring what was kept of a reply beside its text: %s", error)
             found = Kept()
         runs, found.runs = found.runs, []
+        sources, found.sources = found.sources, []
         if sum(n_characters for n_characters, _ in runs) != len(text):
             runs = []
-        return cls(**vars(found), text=text, marks=Marks.of(runs, len(text)))
+        return cls(**vars(found), text=text, marks=Marks.of(runs, len(text), sources))
 
 
 def waiting_notice(event: Waiting) -> str:

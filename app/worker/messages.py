@@ -125,6 +125,7 @@ class ChatRequest:
     parallel_tool_calls  whether it may call several
     template_kwargs  more variables for the chat template
     continue_last  whether a last message of the assistant is continued; None: unless it has calls
+    begun       tokens that the reply begins with
     prediction  what the reply is expected to be, for the most part
     memory      the texts to draft from: a client's own by its name, "" for those that all clients
                 share, None for none
@@ -156,6 +157,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool | None = None
+    begun: tuple[int, ...] = ()
     prediction: str = ""
     memory: str | None = ""
     on_disk: bool = True
@@ -385,6 +387,33 @@ class Answer:
     vectors: tuple[bytes, ...] = ()
 
 
+class Asking(NamedTuple):
+    """What asking a source of ``auto`` brings on average: accepted tokens, and the milliseconds
+    that it takes and gains. One that ``tells`` how likely its draft is is asked if that is enough,
+    others if asking gains time."""
+
+    source: str
+    tokens: float
+    ms: float
+    gain_ms: float
+    tells: bool
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What drafts cost and bring, as known at the end of the last reply.
+
+    load       of which load of a model, as in ``LoadedModel``; 0: nothing is known
+    decode_ms  as in ``Done``
+    pays_from  percent from which drafts pay, if each is accepted with it; above 100: never
+    """
+
+    load: int = 0
+    decode_ms: tuple[float, ...] = ()
+    pays_from: int = 0
+    sources: tuple[Asking, ...] = ()
+
+
 @dataclass(frozen=True)
 class Report:
     """What the engine does, and has done since its process started.
@@ -414,6 +443,7 @@ class Report:
     decode_seconds: float = 0.0
     n_longest: int = 0
     accepted: tuple[int, ...] = ()
+    drafting: Drafting = Drafting()
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,13 @@ def _asks(name: str, resources: Resources, share: float) -> Asks:
         asks = Asks(saved, seconds=seconds, reading=share * cost.row_seconds)
         return asks, asks.state
 
-    return resources.learnt(name, make)
+    known_asks(resources)[name] = found = resources.learnt(name, make)
+    return found
+
+
+def known_asks(resources: Resources) -> dict[str, Asks]:
+    """What is known of asking the sources of the texts so far."""
+    return resources.keep("asks", dict)
 
 
 class Auto(Drafter):
@@ -166,7 +172,9 @@ class Auto(Drafter):
             source.end(tokens)
 
     def promise(self, tokens: Sequence[int]) -> float:
-        """1 if a source is worth asking, else 0."""
+        """1 if a source is worth asking, else 0. A rough cost is checked by plain steps first."""
+        if not self.cost.is_checked and self.cost.n_texts == 1:
+            return 0.0
         prices = self.cost.prices(len(tokens) - 1)
         for i, source in enumerate(self.sources):
             if source.is_worth_asking(tokens, prices, self._spare):

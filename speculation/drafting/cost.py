@@ -21,6 +21,9 @@ from speculation.drafting.acceptance import RATE
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NEAR, FAR = 128, 1536  # tokens in the context when the cost is measured
 _SPAN = 256  # tokens of the context that share a curve
+_SHORT = 0.05  # share of a single row's time below which a switch does not count
+_OWN = 0.2  # share of a correction that is of the size alone
+_CHECKED = 4  # single rows in a row that check a rough cost
 _CHAINS = (1, 3, 7, 15, 31, 63)  # lengths of drafts, to see whether any pays
 
 
@@ -135,6 +138,7 @@ class Cost:
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     overhead   average seconds of a step besides decoding and drafting, for each text
     is_rough   whether it was guessed, or measured while other programs took the processors
+    is_checked whether real single rows have shown the level of a rough one
     """
 
     def __init__(
@@ -153,6 +157,7 @@ class Cost:
         """Take other curves, as for a new one."""
         self._sizes, self._seconds, self._switch = near.sizes, [*near.seconds], near.switch_seconds
         self.is_rough, self.level, self.growth = is_rough, 1.0, 0.0
+        self.is_checked = not is_rough
         if far is not None:
             shares = [s / near.at(n) - 1.0 for n, s in zip(far.sizes, far.seconds, strict=True)]
             self.growth = max(0.0, sum(shares) / len(shares)) / (FAR - NEAR)
@@ -214,26 +219,35 @@ class Cost:
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
-        Single rows set the level, for example when the machine slows down. Other sizes correct
-        their own cost. The first two batches after another size do not count, except in a run of
-        steps, less the switch: caches are cold, and graphs are built. An interrupted batch counts
-        at most twice its expected time. Curves change every 64 calls, since rebuilding them is too
-        slow for every step.
+        Single rows set the level, for example when the machine slows down; those of a rough cost at
+        once, since all may have been ten times as slow when it was measured. Other sizes correct
+        the level most and their own cost a little: single rows undo what is not the level's, and
+        a text that has none still corrects it. The first two batches after another size do not
+        count where a switch takes long, except in a run of steps, less the switch: caches are cold,
+        and graphs are built. An interrupted batch counts at most twice its expected time. Curves
+        change every 64 calls, since rebuilding them is too slow for every step.
         """
         changes = n_rows != self.last_rows
         self.decoded(n_rows, n_steps)
-        if n_rows > self._sizes[-1] or self._n_same <= 2:
+        is_settled = self._n_same > 2 or self._switch < _SHORT * self.level * self._seconds[0]
+        if n_rows > self._sizes[-1] or not is_settled:
             return
         if changes:
             seconds -= self.level * self._switch / n_steps
         expected = self._factor((self.n_past or n_past) // _SPAN) * float(
             np.interp(n_rows, self._sizes, self._seconds)
         )
+        if n_rows == 1 and not self.is_checked and self._n_same >= _CHECKED:
+            self.is_checked = True
+            self.level *= seconds / expected
+            self._curves.clear()
+            return
         factor = min(2.0, max(0.5, seconds / expected)) ** (1.0 - (1.0 - RATE) ** n_steps)
         if n_rows == 1:
             self.level *= factor
         else:
-            self._seconds[bisect_left(self._sizes, n_rows)] *= factor
+            self.level *= factor ** (1.0 - _OWN)
+            self._seconds[bisect_left(self._sizes, n_rows)] *= factor**_OWN
         self._n_followed += 1
         if self._n_followed % 64 == 0:
             self._curves.clear()

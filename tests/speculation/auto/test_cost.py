@@ -40,9 +40,29 @@ def test_single_rows_set_the_level_and_other_sizes_their_own_cost() -> None:
     for _ in range(320):
         cost.follow(1, 100, 2.0)
     assert [cost.curve(100).at(n) for n in (1, 4, 8)] == pytest.approx([2.0, 4.0, 6.0], rel=0.05)
-    for _ in range(320):
-        cost.follow(4, 100, 5.0)
+    for _ in range(640):
+        for n_rows, seconds in ((4, 5.0), (1, 2.0)):
+            cost.follow(n_rows, 100, seconds)
     assert [cost.curve(100).at(n) for n in (1, 4, 8)] == pytest.approx([2.0, 5.0, 6.0], rel=0.05)
+
+
+def test_the_level_follows_a_text_that_has_no_single_rows() -> None:
+    cost = Cost(CostCurve((1, 4, 8), (10.0, 20.0, 30.0)))  # while all was ten times as slow
+    for _ in range(320):
+        for n_rows, seconds in ((4, 2.0), (8, 3.0)):
+            cost.follow(n_rows, 100, seconds)
+    assert [cost.curve(100).at(n) for n in (4, 8)] == pytest.approx([2.0, 3.0], rel=0.05)
+    assert cost.curve(100).at(1) == pytest.approx(1.3, rel=0.05)
+
+
+def test_real_single_rows_set_the_level_of_a_rough_cost_at_once() -> None:
+    cost = Cost(CostCurve((1, 8), (10.0, 30.0)), is_rough=True)
+    for _ in range(3):
+        cost.follow(1, 100, 1.0)
+    assert not cost.is_checked
+    cost.follow(1, 100, 1.0)
+    assert (cost.is_checked, cost.curve(100).at(1), cost.curve(100).at(8)) == (True, 1.0, 3.0)
+    assert Cost(CostCurve((1, 8), (10.0, 30.0))).is_checked
 
 
 def test_one_interrupted_batch_hardly_changes_the_curve() -> None:
@@ -53,7 +73,7 @@ def test_one_interrupted_batch_hardly_changes_the_curve() -> None:
 
 
 def test_the_first_two_batches_of_a_text_or_after_another_size_do_not_count() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0)))
+    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.1))
     for _ in range(500):
         cost.begin()
         for n_rows, seconds in ((1, 30.0), (1, 3.0), (8, 9.0), (8, 4.0)):
