@@ -250,7 +250,7 @@ class Jobs:
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
         said = job.prompt.said, job.prompt.files
-        found = outcome.outcome(done, job.records, *said, n_left_out=reply.n_left_out)
+        found = outcome.outcome(done, job.records, *said, reply.n_left_out, job.request.sampling)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

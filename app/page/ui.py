@@ -51,7 +51,7 @@ def build(backend: Backend, method: str | None = None, model: str = "") -> gr.Bl
     ``model`` is what the server is started with."""
 
     def fields(shown: str) -> None:
-        settings_fields(json.loads(shown), backend.methods())
+        settings_fields(json.loads(shown), backend.methods(), backend.status().facts.sampling)
 
     page: gr.Blocks
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:

@@ -52,6 +52,7 @@ class ModelFacts:
     embedding_model  the path of the one that is loaded beside the model, or empty
     missing  methods that cannot run with their usual parameters, with what they need: the setting
              ``draft_model`` or ``heads``, other ``parameters``, or another ``model``
+    sampling  the sampling that the model's authors recommend, as fields of ``SamplingParams``
     devices  the GPUs that the model may use, with their free bytes when no model was loaded
     n_threads  that decode
     gpu_layers  how many layers are on GPUs, and how many there are
@@ -75,6 +76,7 @@ class ModelFacts:
     devices: tuple[tuple[str, int], ...] = ()
     n_threads: int = 0
     gpu_layers: tuple[int, int] = (0, 0)
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def resolve(
     entries = read_registry() if registry is None else registry
     entry = entries.get(text)
     if entry is None:
-        raise _not_found(text)
+        raise _not_found(text, entries)
     match entry.source:
         case HubFile() as wanted:
             return _fetch_all(wanted, bar)
@@ -169,10 +170,11 @@ def _first_part(path: Path) -> Path:
     return files[0]
 
 
-def _not_found(text: str) -> ModelNotFound:
+def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
     is_folder = bool(text) and Path(text).is_dir()
     problem = f"{text} is a folder" if is_folder else f"file not found: {text or repr(text)}"
+    near = " or ".join(get_close_matches(text, entries) or list(entries)[:1])
     return ModelNotFound(
-        f"{problem}. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a name of "
-        "models.txt, which `speculation models` lists"
+        f"{problem}. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a name in "
+        f"models.txt{near and f', such as {near}'}"
     )

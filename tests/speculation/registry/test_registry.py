@@ -173,7 +173,7 @@ def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     assert resolve("a", registry=entries) == file
 
 
-def test_an_unknown_name_is_refused_by_an_error_of_ours_that_tells_what_to_give() -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_ones_by_an_error_of_ours() -> None:
     for kind in (RegistryError, DownloadFailed):
         assert issubclass(kind, SpeculationError)
     with pytest.raises(SpeculationError) as caught:
@@ -181,7 +181,7 @@ def test_an_unknown_name_is_refused_by_an_error_of_ours_that_tells_what_to_give(
     assert type(caught.value) is ModelNotFound
     assert str(caught.value) == (
         "file not found: Tinny. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a "
-        "name of models.txt, which `speculation models` lists"
+        "name in models.txt, such as tiny"
     )
 
 
