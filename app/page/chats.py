@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -22,9 +21,10 @@ from app.page.settings import How, Settings, read_settings, varied
 from app.page.speeds import Speeds
 from app.page.titles import Titles
 from app.page.turns import reply_fields, turn_json, while_shown
-from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
+from app.store import Chat, Found, Imported, Store, StoreError, Turn
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
+from speculation.registry.entries import title_of
 
 Json = dict[str, Any]
 Branch = Sequence[tuple[Turn, Sequence[int]]]  # turns with their siblings
@@ -51,11 +51,10 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, file: str | Path | None = None, address: str = "") -> None:
-        """``file`` keeps the chats; None: the user's. ``address`` is the page's. Raises StoreError
-        if the file cannot be opened, and InUse."""
+    def __init__(self, backend: Backend, store: Store) -> None:
+        """``store`` keeps the chats, and is closed with them."""
         self.backend = backend
-        self.kept = Store(file or default_file(), address)
+        self.kept = store
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
@@ -294,7 +293,7 @@ class Chats:
             reply.reads_from = prompt.first_read(left_out.n_turns)
             model = self.backend.status().model
             if model is not None:
-                reply.model = Path(model.spec.model).name
+                reply.model = title_of(model.spec.model)
                 reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)

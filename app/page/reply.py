@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from app.worker.messages import (
     Waiting,
 )
 from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
+from speculation.registry.entries import title_of
 
 log = logging.getLogger(__name__)
 _CUT_SHORT = ("cancelled", "length", "context")
@@ -131,7 +131,7 @@ class Reply(Kept):
         elif isinstance(event, Done):
             self.notice, self.done = "", replace(event, prompt="")
             if event.model is not None:
-                self.model = Path(event.model.spec.model).name
+                self.model = title_of(event.model.spec.model)
                 self.n_ctx = self.n_ctx if self.n_left_out else event.model.n_ctx
             self._thinks_since = None
         elif isinstance(event, Failed):
