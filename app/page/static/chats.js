@@ -5,7 +5,6 @@ import {
   roving, setText, step, toClipboard, tried,
 } from "./dom.js";
 import { api, listeners } from "./api.js";
-import { openRequests } from "./requests.js";
 import { switchTheme, toggle } from "./settings.js";
 import { chat, isIncognito, newChat, setChat } from "./transcript.js";
 
@@ -171,7 +170,7 @@ export function startChats() {
     openMenu(currentTarget, [
       ["Import chats…", () => chooseFiles({ accept: ".json,application/json" }, importFile)],
       ["Export all chats", () => exportChat("/export")],
-      ["Requests to the server", openRequests],
+      ["Requests to the server", async () => (await import("./requests.js")).openRequests()],
     ]);
   $$("#chats > .row").forEach(makeGroup);
   $("#list").onclick = ({ target }) => target.closest("a") && leaveList(); // also from the open chat
