@@ -12,13 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 from app.api.errors import ApiError
+from app.mcp.servers import Servers
 from app.page.feed import Feed
 from app.page.jobs import Job, Jobs
+from app.page.owners import STRANGER
 from app.page.prompt import Prompt, prompt_of
 from app.page.race import Races
 from app.page.reply import Reply
 from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
+from app.page.tools import MOST_ROUNDS, Answer, Tools
 from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
@@ -36,11 +39,13 @@ MOST_TURNS = 30  # that are sent at once
 class Ask:
     """Who asks for a reply, and with what.
 
-    settings  as JSON; None: the chat's
+    settings    as JSON; None: the chat's
+    is_trusted  whether it may have tools
     """
 
     owner: str
     settings: Mapping[str, Any] | None = None
+    is_trusted: bool = True
 
 
 class Chats:
@@ -49,21 +54,30 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, file: str | Path | None = None, address: str = "") -> None:
-        """``file`` keeps the chats; None: the user's. ``address`` is the page's. Raises StoreError
-        if the file cannot be opened, and InUse."""
+    def __init__(
+        self,
+        backend: Backend,
+        file: str | Path | None = None,
+        address: str = "",
+        mcp: Path | None = None,
+    ) -> None:
+        """``file`` keeps the chats, ``mcp`` names the servers of tools; None: the user's.
+        ``address`` is the page's. Raises StoreError if the file cannot be opened, and InUse."""
         self.backend = backend
         self.kept = Store(file or default_file(), address)
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
-        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds)
+        # Not beside another file of chats: it names commands, and who knows what else is there?
+        self.tools = Tools(Servers(mcp or default_file().with_name("mcp.json")))
+        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds, self.tools)
         self.races = Races(backend, self.feed)
         self._incognito: set[str] = set()
 
     def close(self) -> None:
         """Save what is running. Called at the server's end."""
         self.jobs.close()
+        self.tools.servers.close()
         self.kept.close()
         self._fleeting.close()
 
@@ -258,6 +272,36 @@ class Chats:
 
         return await self._begin(ask, found.chat, begun)
 
+    async def answer(self, ask: Ask, turn: int, number: int, answer: Answer) -> Json:
+        """Take the user's answer to a call of the last reply; if it is allowed, it is made."""
+        chat = (await self.turn(ask.owner, turn)).chat
+        store = self.store_of(chat)
+
+        def read() -> tuple[Chat, Turn]:
+            return store.chat(chat, ask.owner), store.turn(turn, ask.owner)
+
+        with self.jobs.reserved(chat):
+            found, kept = await store.transaction(read)
+            reply = Reply.from_json(kept.text, kept.reply)
+            call = reply.calls[number] if number < len(reply.calls) else None
+            if call is None or not call.waits or found.leaf != turn:
+                raise ApiError("this call does not wait for an answer any more", 409)
+            tools = read_settings(found.settings, self.backend.methods()).tools
+            if answer != "never":
+                self._check_trust(ask)
+                if call.tool in tools.get(call.server, (call.tool,)):
+                    why = f"this chat no longer uses {call.tool} of {call.server}"
+                    raise ApiError(f"{why}; choose it among the tools in the settings", 409)
+            self.tools.take(chat, call, answer)
+            job = Job(ask.owner, store, chat, turn, reply, Prompt((), ()), None, tools)
+            await while_shown(lambda: job.shown.update(reply, is_over=True))
+            self.jobs.start(job)
+        return {}
+
+    def _check_trust(self, ask: Ask) -> None:
+        if not ask.is_trusted:
+            raise ApiError(STRANGER, 403)
+
     async def _begin(
         self,
         ask: Ask,
@@ -273,6 +317,8 @@ class Chats:
             kept = store.chat(chat, owner).settings
             given = kept if ask.settings is None else ask.settings
             settings = read_settings(given, self.backend.methods())
+            if settings.tools:
+                self._check_trust(ask)
             if given != kept:
                 store.change_chat(chat, owner, settings=given)
             last = store.path(chat, owner, limit=2)
@@ -291,7 +337,9 @@ class Chats:
                 reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)
-            job = Job(owner, store, chat, turn, reply, prompt, request)
+            if _n_rounds([one for one, _ in path[:-1]]) >= MOST_ROUNDS:
+                request = replace(request, tool_choice="none")
+            job = Job(owner, store, chat, turn, reply, prompt, request, settings.tools)
             return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
@@ -320,6 +368,15 @@ class Chats:
             on_disk=False,  # a deleted chat must leave nothing there
             record=True,
         )
+
+    async def _go_on(self, job: Job) -> None:
+        """Begin the reply to the results of calls."""
+        ask = Ask(job.owner)
+
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
+            return _new_reply(store, store.turn(job.turn, job.owner), ask, settings)
+
+        await self._begin(ask, job.chat, begun)
 
     # Races
 
@@ -364,11 +421,23 @@ class Chats:
         return self.races.start(ask.owner, request, (first.method, second.method), rounds)
 
     async def _tell_end(self, job: Job) -> None:
+        calls = job.reply.calls
+        if calls and not job.is_stopped and all(call.state != "asked" for call in calls):
+            try:
+                await self._go_on(job)
+                return
+            except (ApiError, StoreError) as error:
+                job.reply.error = str(error)
         try:
             chat = await job.store.transaction(lambda: job.store.chat(job.chat, job.owner))
         except StoreError:  # it was deleted meanwhile
             return
         self.tell(chat)
+
+
+def _n_rounds(path: Sequence[Turn]) -> int:
+    """How many replies at the end of a path have calls."""
+    return next((n for n, one in enumerate(path[::-1]) if not one.reply.get("calls")), len(path))
 
 
 def _new_reply(store: Store, message: Turn, ask: Ask, settings: Settings) -> tuple[int, Reply]:

@@ -16,10 +16,8 @@ from pydantic import BaseModel, Field
 
 from app.api.body import Limited
 from app.api.errors import ApiError
-from app.api.service import memory_of
-from app.guard import is_loopback
 from app.page.chats import Chats
-from app.page.routes import Owner, as_json, owner_of
+from app.page.routes import Owner, as_json, owner_of, require_trusted
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
@@ -298,20 +296,6 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         return as_json({"freed": freed})
 
     app.include_router(router)
-
-
-def require_trusted(http: Request, owner: Owner) -> None:
-    """Raise ApiError (403) for a stranger: somebody without a key, on another machine, where
-    others than one person can use the server."""
-    is_known = not owner or memory_of(http)
-    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
-    if not (is_known or is_loopback(host)):
-        raise ApiError(
-            "This server has no API key, so only its own machine may load files by their path, "
-            "download models or look at the Hub. Start it with --api-key-file to allow it with a "
-            "key.",
-            403,
-        )
 
 
 def _file(entry: ModelEntry) -> Path | None:

@@ -9,8 +9,13 @@ from fastapi import Request, Response
 
 from app.api.errors import ApiError
 from app.api.service import memory_of
+from app.guard import is_loopback
 
 COOKIE = "speculation"
+STRANGER = (
+    "This server has no API key, so only its own machine may load files by their path, download "
+    "models, look at the Hub or use tools. Start it with --api-key-file to allow it with a key."
+)
 _SECONDS = 400 * 24 * 3600  # browsers keep a cookie no longer
 
 
@@ -44,6 +49,13 @@ class Owners:
         made = secrets.token_urlsafe(24)
         response.set_cookie(COOKIE, made, _SECONDS, httponly=True, samesite="strict")
         return _hash(made)
+
+
+def is_trusted(http: Request, owner: str) -> bool:
+    """Whether this is no stranger: somebody without a key, on another machine, where others than
+    one person can use the server."""
+    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
+    return not owner or bool(memory_of(http)) or is_loopback(host)
 
 
 def _hash(text: str) -> str:

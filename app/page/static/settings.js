@@ -1,7 +1,7 @@
 // The settings of the open chat, the header that shows them, and the drawer at the right.
 //
 // Settings are JSON, kept with each chat: { method, parameters, sampling, max_tokens, system, thinking,
-// leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
+// leave_out, tools }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
 // page.set when one changes.
 
 import { $, $$, askFor, inSize, memory, notify, openMenu, setChoices, setText, tried } from "./dom.js";
@@ -29,7 +29,7 @@ export function useSettings(given) {
 let settingsSaved = 0;
 export function changeSettings(changes, before = settings) {
   settings = { ...before, ...changes };
-  if (!isFleeting()) memory.set("settings", settings);
+  if (!isFleeting()) memory.set("settings", { ...settings, tools: undefined }); // each chat chooses its own
   showHeader();
   clearTimeout(settingsSaved);
   if (!chat) return;
@@ -172,6 +172,7 @@ function showHeader() {
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
   showMethods();
   showGauge();
+  $("#tools").textContent = ["Tools", Object.keys(settings.tools ?? {}).join(", ")].filter(Boolean).join(": ");
   const about = model && `${model.name}: ${model.description}. ${expectationOf(model)}`;
   setText($("#about"), about ?? "No model is loaded yet.");
 }

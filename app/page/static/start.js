@@ -14,6 +14,7 @@ import {
 } from "./composer.js";
 import { startReplay } from "./replay.js";
 import { openRace } from "./race.js";
+import { openTools } from "./tools.js";
 
 // Each card of main.html has a message, maybe with a file. A click sends it, or has two methods race on it.
 function startCards() {
@@ -95,6 +96,7 @@ function startHeader() {
   $("#show-settings").onclick = toggleSettings;
   $("#close-drawer").onclick = closeDrawer;
   $("#help").onclick = showKeys;
+  $("#tools").onclick = openTools;
   $("#model").onclick = openModels;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const side of [$("#left"), drawer()]) toggle(side, isOpen(side)); // tells whether it is open

@@ -10,6 +10,7 @@ import { copyLink, duplicate, here, leaveList, showChats } from "./chats.js";
 import { focusBox, isFleeting, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
 import { openReplay } from "./replay.js";
 import { openRace } from "./race.js";
+import { callOf } from "./tools.js";
 
 export let chat = null; // as ChatJson; null: a new one
 export let isIncognito = false; // whether the next new chat is kept nowhere
@@ -54,7 +55,7 @@ export function newChat(incognito = isIncognito) {
   chat = null;
   isIncognito = incognito;
   if (location.hash) history.pushState(null, "", here(""));
-  useSettings(wasFleeting && !isIncognito ? memory.get("settings") : settings);
+  useSettings({ ...(wasFleeting && !isIncognito ? memory.get("settings") : settings), tools: undefined });
   takeTurns({ turns: [], has_earlier: false });
   $("#transcript").scrollTop = 0;
   restoreDraft();
@@ -142,7 +143,7 @@ function showLeftOut() {
 }
 
 function articleOf(turn) {
-  const { id, role, text, siblings = [], files = [], cells = [], reasoning = [], blocks = [] } = turn;
+  const { id, role, text, siblings = [], files = [], cells = [], reasoning = [], blocks = [], calls = [] } = turn;
   const isReply = role !== "user";
   const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
@@ -183,6 +184,7 @@ function articleOf(turn) {
     part("div", !isReply && text, { class: "said", dir: "auto" }, !isReply && text),
     part("details", reasoning.length, { class: "thoughts" }, ...thinking),
     markdown("answer", blocks, isReply),
+    part("ul", calls.length, { class: "calls", "aria-label": "Calls of tools" }, ...calls.map(callOf)),
     part("p", turn.notice, { class: "notice", role: "status" }, turn.notice),
     part("p", turn.error, { class: "error", role: "alert" }, turn.error),
     part("div", turn.sentence || cells.length, { class: "speed" }, ...speed),
@@ -252,6 +254,7 @@ const ACTIONS = {
     if (!unfolded.delete(turn.id)) unfolded.add(turn.id);
     showTurn(turn);
   },
+  answer: ({ id }, { dataset }) => api("POST", `/turns/${id}/calls/${dataset.n}`, { answer: dataset.answer }),
   file: async ({ id }, { dataset }) => {
     const { name, text } = await api("GET", `/turns/${id}/files/${dataset.n}`);
     openDialog(name, "wide", h("pre", { class: "file", tabindex: 0, dir: "auto" }, text));
@@ -373,7 +376,9 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
     Object.assign(turn, set);
     showTurn(turn);
     if ("state" in set) setCurrent(article);
-    if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
+    const waits = turn.calls?.some((call) => call.state === "asked");
+    const end = waits ? "A call of a tool waits for your answer" : "The reply is complete";
+    if (set.state && set.state !== "running") setText($("#said"), set.error || end);
     showGauge();
     showComposer();
   } else {
