@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,10 @@ from app.page.jobs import Job, Jobs
 from app.page.owners import STRANGER
 from app.page.prompt import Prompt, prompt_of
 from app.page.race import Races
-from app.page.reply import Reply
+from app.page.reply import Call, Reply
 from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
-from app.page.tools import MOST_ROUNDS, Answer, Tools
+from app.page.tools import Answer, Tools
 from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
@@ -293,7 +294,8 @@ class Chats:
                     why = f"this chat no longer uses {call.tool} of {call.server}"
                     raise ApiError(f"{why}; choose it among the tools in the settings", 409)
             self.tools.take(chat, call, answer)
-            job = Job(ask.owner, store, chat, turn, reply, Prompt((), ()), None, tools)
+            job = Job(ask.owner, store, chat, turn, reply, Prompt((), ()), None)
+            job.allowed = call if answer == "once" else None
             await while_shown(lambda: job.shown.update(reply, is_over=True))
             self.jobs.start(job)
         return {}
@@ -337,9 +339,10 @@ class Chats:
                 reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)
-            if _n_rounds([one for one, _ in path[:-1]]) >= MOST_ROUNDS:
-                request = replace(request, tool_choice="none")
-            job = Job(owner, store, chat, turn, reply, prompt, request, settings.tools)
+            rounds = _rounds([one for one, _ in path[:-1]])
+            reply.earlier = rounds[0] if rounds else ()
+            tools = {} if self.tools.are_done(rounds) else settings.tools
+            job = Job(owner, store, chat, turn, reply, prompt, request, tools)
             return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
@@ -421,8 +424,8 @@ class Chats:
         return self.races.start(ask.owner, request, (first.method, second.method), rounds)
 
     async def _tell_end(self, job: Job) -> None:
-        calls = job.reply.calls
-        if calls and not job.is_stopped and all(call.state != "asked" for call in calls):
+        states = {call.state for call in job.reply.calls}
+        if states and not job.is_stopped and states.isdisjoint(("asked", "running")):
             try:
                 await self._go_on(job)
                 return
@@ -435,9 +438,10 @@ class Chats:
         self.tell(chat)
 
 
-def _n_rounds(path: Sequence[Turn]) -> int:
-    """How many replies at the end of a path have calls."""
-    return next((n for n, one in enumerate(path[::-1]) if not one.reply.get("calls")), len(path))
+def _rounds(path: Sequence[Turn]) -> list[list[Call]]:
+    """The calls of the replies at the end of a path, the last one first."""
+    ends = takewhile(lambda turn: turn.reply.get("calls"), reversed(path))
+    return [Reply.from_json("", turn.reply).calls for turn in ends]
 
 
 def _new_reply(store: Store, message: Turn, ask: Ask, settings: Settings) -> tuple[int, Reply]:

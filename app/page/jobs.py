@@ -22,7 +22,7 @@ from app.mcp.servers import ToolError
 from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
-from app.page.reply import Reply
+from app.page.reply import Call, Reply
 from app.page.speeds import Speeds
 from app.page.tools import Chosen, Tools
 from app.page.turns import Shown, reply_fields, while_shown
@@ -47,6 +47,7 @@ class Job:
 
     request  None: it is written already
     tools    that are added to the request
+    allowed  the call that the user has just allowed
     records  its steps so far
     trouble  why it could not be saved; empty if it could
     waiting  for a server of tools, which ``stop`` ends
@@ -60,6 +61,7 @@ class Job:
     prompt: Prompt
     request: ChatRequest | None
     tools: Chosen = field(default_factory=dict)
+    allowed: Call | None = None
     events: Events | None = None
     waiting: asyncio.Future[Any] | None = None
     is_stopped: bool = False
@@ -246,15 +248,15 @@ class Jobs:
             job.take(Failed("Stopped before the tools were there."))
             return
         job.request = replace(job.request, tools=tuple(tool.as_function() for tool in tools))
-        if job.request.tool_choice != "none":
-            job.reply.tools = tools
+        job.reply.tools = tools
         self._ask(job)
 
     async def _call(self, job: Job) -> None:
         """Make the calls that are allowed, one after the other."""
-        was = [call.state for call in job.reply.calls]
         for call in job.reply.calls:
-            if job.is_stopped or self._is_closed or not self._tools.decide(job.chat, call):
+            if job.is_stopped or self._is_closed:
+                break
+            if not self._tools.decide(job.chat, call) and call is not job.allowed:
                 continue
             call.state = "running"
             await self._save(job, "running")
@@ -267,7 +269,7 @@ class Jobs:
                 log.exception("a call failed")
                 call.state, call.is_error = "done", True
                 call.result = f"Unexpected {type(error).__name__}: {error}"
-        if was != [call.state for call in job.reply.calls]:
+        if job.reply.calls:
             await self._save_at_last(job)
 
     async def _follow(self, job: Job) -> None:

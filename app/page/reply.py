@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from time import monotonic
@@ -52,7 +53,7 @@ class Call:
     arguments: str = ""
     server: str = ""
     tool: str = ""
-    state: Literal["asked", "allowed", "running", "done", "denied", "stopped"] = "asked"
+    state: Literal["asked", "running", "done", "denied", "stopped"] = "asked"
     result: str = ""
     is_error: bool = False
 
@@ -60,6 +61,13 @@ class Call:
     def waits(self) -> bool:
         """Whether the user may answer it, unless it is running now."""
         return self.state not in ("done", "denied")
+
+    def repeats(self, earlier: Sequence[Call]) -> bool:
+        """Whether one of the calls was the same, and has not failed."""
+        asked = self.name, _object(self.arguments)
+        return any(
+            (one.name, _object(one.arguments)) == asked for one in earlier if not one.is_error
+        )
 
     def as_json(self, *, is_running: bool) -> dict[str, Any]:
         """The call as it is shown."""
@@ -104,11 +112,12 @@ _KEPT = TypeAdapter(Kept)
 @dataclass
 class Reply(Kept):
     """A reply, finished or still being generated. ``notice`` is progress to show before there is
-    text, ``tools`` are those that it may call."""
+    text, ``tools`` are those that it may call, ``earlier`` the calls whose results it has read."""
 
     text: str = ""
     notice: str = ""
     tools: Sequence[Tool] = ()
+    earlier: Sequence[Call] = ()
     marks: Marks = field(default_factory=Marks)
     _thinks_since: float | None = None
     _parser: ReplyParser | None = None
@@ -213,8 +222,10 @@ class Reply(Kept):
                 call.server, call.tool = tool.server, tool.own
             if tool is None:
                 self._refuse(call, f"There is no tool {call.name}; call one of {', '.join(tools)}.")
-            elif not _is_object(call.arguments):
+            elif _object(call.arguments) is None:
                 self._refuse(call, "The arguments are no JSON object.")
+            elif call.repeats(self.earlier):
+                call.state, call.result = "done", "This call was just made: its result is above."
 
     def _refuse(self, call: Call, why: str) -> None:
         call.state, call.result, call.is_error = "done", why, True
@@ -251,11 +262,12 @@ class Reply(Kept):
         return cls(**vars(found), text=text, marks=Marks.of(runs, len(text)))
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object; None if it is none."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def waiting_notice(event: Waiting) -> str:

@@ -34,7 +34,7 @@ class Tools:
 
     def take(self, chat: str, call: Call, answer: Answer) -> None:
         """Take the user's answer to a call."""
-        call.state = "allowed" if answer == "once" else "asked"
+        call.state = "denied" if answer == "never" else "asked"
         if answer != "once":
             self._answers[chat, call.server, call.tool] = answer == "always"
 
@@ -43,11 +43,18 @@ class Tools:
         self._answers = {key: value for key, value in self._answers.items() if key[0] != chat}
 
     def decide(self, chat: str, call: Call) -> bool:
-        """Whether a call is made now."""
+        """Whether a call is made now, without another answer. One that never is, is denied."""
         known = self._answers.get((chat, call.server, call.tool))
-        if call.state == "asked" and known is not None:
-            call.state = "allowed" if known else "denied"
-        return call.state == "allowed"
+        if call.state == "asked" and known is False:
+            call.state = "denied"
+        return call.state == "asked" and known is True
+
+    @staticmethod
+    def are_done(rounds: Sequence[Sequence[Call]]) -> bool:
+        """Whether the model has to answer after these rounds of calls, the last one first: it
+        repeats itself, as small models do while they see tools, or there were too many."""
+        is_again = len(rounds) > 1 and all(call.repeats(rounds[1]) for call in rounds[0])
+        return is_again or len(rounds) >= MOST_ROUNDS
 
     async def call(self, call: Call, reply: Reply) -> None:
         """Make a call. Its result has at most half of what the reply leaves of the context."""

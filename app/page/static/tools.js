@@ -43,8 +43,9 @@ export const openTools = tried(async () => {
   const ask = (method, ...given) => tried(async () => show(await api(method, ...given)), () => error)();
 
   function serverOf({ name, state, note, tools }) {
-    const { [name]: without, ...others } = settings.tools ?? {};
+    const without = settings.tools?.[name];
     const choose = async ({ target }) => {
+      const { [name]: _, ...others } = settings.tools ?? {};
       changeSettings({ tools: target.checked ? { ...others, [name]: [] } : others });
       await ask(...(target.checked ? ["POST", `/tools/${name}`, { again: false }] : ["GET", "/tools"]));
     };

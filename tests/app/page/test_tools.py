@@ -116,6 +116,8 @@ def test_a_call_is_shown_before_it_is_made_and_the_model_reads_its_result(
     end = page.until(chat, lambda turn: turn["state"] == "done")
     assert (end["text"], end["parent"], end["calls"]) == ("Said.", turn["id"], [])
     answer(page, turn, "once", status=409)
+    document = page.client.get(f"chats/{chat}/export", params={"format": "md"}).text
+    assert 'Calls of tools:\n```\n[\n  {\n    "name": "test__echo",' in document
 
 
 def test_an_answer_for_all_calls_holds_for_one_tool_of_one_chat(
@@ -197,6 +199,20 @@ def test_a_call_survives_the_end_of_the_server(tmp_path: Path) -> None:
             assert result["result"] == ("x" if kind == "echo" else gone)
 
 
+def test_an_import_brings_no_calls_that_are_allowed(page: Page, backend: Written) -> None:
+    chat = page.new_chat(settings=SETTINGS)
+    asked(page, backend, chat, *(call("test__echo", text=text) for text in "ab"))
+    exported = page.client.get(f"chats/{chat}/export").text
+    found = []
+    for state in ("running", "allowed"):
+        text = exported.replace('"asked"', f'"{state}"').replace("do it", state)
+        [added] = page.post("import", **json.loads(text))["chats"]
+        found.append(added["id"])
+    assert [calls(page.turns(one)[-1]) for one in found] == [[("interrupted", "")] * 2, []]
+    answer(page, page.turns(found[0])[-1], "once")
+    page.until(found[0], lambda turn: calls(turn) == [("done", "a"), ("interrupted", "")])
+
+
 def test_hostile_servers_keep_nobody_waiting_and_results_are_cut(
     page: Page, backend: Written
 ) -> None:
@@ -219,19 +235,27 @@ def test_hostile_servers_keep_nobody_waiting_and_results_are_cut(
     assert results[3].endswith("\n[cut: 149,349 of 150,000 characters are left out]")
 
 
-def test_after_ten_rounds_the_model_has_to_answer(page: Page, backend: Written) -> None:
+def test_after_ten_rounds_or_the_same_call_again_the_model_has_to_answer(
+    page: Page, backend: Written
+) -> None:
     chat = page.new_chat(settings=SETTINGS)
     answer(page, asked(page, backend, chat, call("test__echo", text="0")), "always")
     for n in range(1, 10):
         page.until(chat, lambda _: len(backend.replies) > n)  # noqa: B023 (used at once)
         write(backend, call("test__echo", text=str(n)))
     page.until(chat, lambda _: len(backend.replies) == 11)
-    assert [one.tool_choice for one in backend.requests[-2:]] == ["auto", "none"]
+    assert [len(one.tools) for one in backend.requests[-2:]] == [11, 0]
     write(backend, call("test__echo", text="11"))
     last = page.until(chat, lambda turn: turn["state"] == "done")
     assert (last["calls"], last["text"][:11]) == ([], "<tool_call>")
-    asked(page, backend, chat, "Hi.", text="again")
-    assert backend.requests[-1].tool_choice == "auto"
+
+    asked(page, backend, chat, call("test__echo", text="one"), text="again")  # still allowed
+    page.until(chat, lambda _: len(backend.replies) == 13)
+    write(backend, call("test__echo", text="one"))
+    page.until(chat, lambda _: len(backend.replies) == 14)
+    again = ("done", "This call was just made: its result is above.")
+    assert calls(page.turns(chat)[-2]) == [again]
+    assert [len(one.tools) for one in backend.requests[-2:]] == [11, 0]
 
 
 def test_a_server_is_listed_started_and_says_why_it_fails_without_its_keys(
