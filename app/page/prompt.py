@@ -15,6 +15,7 @@ from speculation.chat.reasoning import answer_of
 NOT_MADE = {
     "denied": "The user does not allow this call.",
     "stopped": "The user stopped this call.",
+    "repeated": "This call was made just before: its result is above.",
 }
 
 
@@ -83,9 +84,13 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
 
 
 def _with_results(turn: Turn, text: str) -> list[Mapping[str, Any]]:
-    """A reply that ended with calls, and what came of them."""
+    """A reply that ended with calls, and what came of them; nothing if it repeated others: a small
+    model would go on with that."""
     calls, results = [], []
-    for number, call in enumerate(Reply.from_json("", turn.reply).calls):
+    made = Reply.from_json("", turn.reply).calls
+    if made and all(call.state == "repeated" for call in made):
+        return []
+    for number, call in enumerate(made):
         id_ = f"call_{turn.id}_{number}"
         function = {"name": call.name, "arguments": call.arguments}
         calls.append({"id": id_, "type": "function", "function": function})

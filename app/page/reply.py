@@ -45,7 +45,7 @@ class Call:
     name       as the model wrote it
     arguments  JSON
     server, tool  what it calls, as the server names it; empty if no tool has the name
-    state      "asked": the user has not answered yet
+    state      "asked": the user has not answered yet; "repeated": it was made just before
     result     for the model; empty if there is none
     """
 
@@ -53,21 +53,20 @@ class Call:
     arguments: str = ""
     server: str = ""
     tool: str = ""
-    state: Literal["asked", "running", "done", "denied", "stopped"] = "asked"
+    state: Literal["asked", "running", "done", "denied", "stopped", "repeated"] = "asked"
     result: str = ""
     is_error: bool = False
 
     @property
     def waits(self) -> bool:
         """Whether the user may answer it, unless it is running now."""
-        return self.state not in ("done", "denied")
+        return self.state in ("asked", "running", "stopped")
 
     def repeats(self, earlier: Sequence[Call]) -> bool:
         """Whether one of the calls was the same, and has not failed."""
         asked = self.name, _object(self.arguments)
-        return any(
-            (one.name, _object(one.arguments)) == asked for one in earlier if not one.is_error
-        )
+        made = [one for one in earlier if one.state != "stopped" and not one.is_error]
+        return any((one.name, _object(one.arguments)) == asked for one in made)
 
     def as_json(self, *, is_running: bool) -> dict[str, Any]:
         """The call as it is shown."""
@@ -225,7 +224,7 @@ class Reply(Kept):
             elif _object(call.arguments) is None:
                 self._refuse(call, "The arguments are no JSON object.")
             elif call.repeats(self.earlier):
-                call.state, call.result = "done", "This call was just made: its result is above."
+                call.state = "repeated"
 
     def _refuse(self, call: Call, why: str) -> None:
         call.state, call.result, call.is_error = "done", why, True

@@ -53,7 +53,7 @@ class Tools:
     def are_done(rounds: Sequence[Sequence[Call]]) -> bool:
         """Whether the model has to answer after these rounds of calls, the last one first: it
         repeats itself, as small models do while they see tools, or there were too many."""
-        is_again = len(rounds) > 1 and all(call.repeats(rounds[1]) for call in rounds[0])
+        is_again = bool(rounds) and all(call.state == "repeated" for call in rounds[0])
         return is_again or len(rounds) >= MOST_ROUNDS
 
     async def call(self, call: Call, reply: Reply) -> None:

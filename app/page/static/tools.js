@@ -14,6 +14,7 @@ const STATES = {
   stopped: "was stopped",
   interrupted: "was interrupted",
   done: "has ended",
+  repeated: "was made just before: its result is above",
 };
 const ANSWERS = { once: "Allow once", always: "Always in this chat", never: "Never" };
 
