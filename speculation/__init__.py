@@ -6,7 +6,7 @@
         for token in engine.chat("Hello!"):
             print(token.text, end="")
 
-``engine`` is the interface for users, bench and app; ``decode`` has the decode loop, ``methods/``
+``engine`` is the interface for users, bench and app; ``step`` has the decode loop, ``methods/``
 one file per method and their table.
 """
 
@@ -15,20 +15,20 @@ from batching.llama.context_params import ContextParams
 from speculation.chat.detokenizer import Token
 from speculation.drafter import Method
 from speculation.engine import Engine
+from speculation.meter import Stats
 from speculation.methods import METHODS, parse_method
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.stats import Stats
-from speculation.text import Text
 
 __all__ = [
     "METHODS",
     "ContextParams",
     "Engine",
     "Method",
+    "Reply",
     "SamplingParams",
     "SpeculationError",
     "Stats",
-    "Text",
     "Token",
     "parse_method",
 ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from batching.cache import StateReader
-from batching.errors import TreeError
+from batching.errors import CannotRewind, InvalidParameter, TreeError
+from batching.llama.context import Context
 from batching.target import Output
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, TokenTree
@@ -49,6 +50,7 @@ class DraftBudget(NamedTuple):
         return self.max_nodes + 1 - len(tree.tokens)
 
 
+@dataclass(slots=True)
 class Step:
     """The result of one step.
 
@@ -61,25 +63,17 @@ class Step:
     tokens          the tokens added to the text: the accepted drafts, then the bonus token
     """
 
-    __slots__ = ("bonus", "decode_seconds", "output", "own_seconds", "path", "tokens", "tree")
+    tree: TokenTree
+    output: Output
+    path: list[int]
+    bonus: int
+    decode_seconds: float = 0.0
+    own_seconds: float = 0.0
+    tokens: list[int] = field(init=False)
 
-    def __init__(
-        self,
-        tree: TokenTree,
-        output: Output,
-        path: list[int],
-        bonus: int,
-        decode_seconds: float = 0.0,
-        own_seconds: float = 0.0,
-    ) -> None:
-        self.tree = tree
-        self.output = output
-        self.path = path
-        self.bonus = bonus
-        self.decode_seconds = decode_seconds
-        self.own_seconds = own_seconds
-        self.tokens = [tree.tokens[node] for node in path[1:]]
-        self.tokens.append(bonus)
+    def __post_init__(self) -> None:
+        self.tokens = [self.tree.tokens[node] for node in self.path[1:]]
+        self.tokens.append(self.bonus)
 
 
 class PlainSteps(NamedTuple):
@@ -133,6 +127,55 @@ class Requirements:
             rows=max((one.rows for one in every), default=1),
             branches=sum(one.branches for one in every),
         )
+
+    def check(self, method: str, context: Context, n_rows: int, n_seq: int) -> None:
+        """Raise InvalidParameter or CannotRewind if no text can have this in ``context``.
+
+        ``n_rows`` of a batch and ``n_seq`` sequences are what one text may use.
+        """
+        n_rewind, rows, branches = context.n_rewind, self.rows, self.branches
+        if not n_rewind or (n_rewind < NO_LIMIT and rows > 1):
+            raise cannot_rewind(method, context)
+        if rows == 1:
+            return  # a tree is cut instead
+        if rows > n_rows:
+            # A batch is never larger than the context.
+            setting = "n_ctx" if context.n_batch < context.params.n_batch else "n_batch"
+            raise InvalidParameter(
+                f"method {method} with these parameters decodes {rows} rows at a time, but a batch "
+                f"has at most {n_rows} here; lower window, ngram or guesses, or raise "
+                f"{{{setting}}}",
+                settings=(setting,),
+                requested=rows,
+                available=n_rows,
+            )
+        if context.params.exact:
+            raise InvalidParameter(
+                f"method {method} needs several branches, and with {{exact}} a text has one; load "
+                f"the model without it, or use another method",
+                settings=("exact",),
+            )
+        if branches >= n_seq:
+            raise InvalidParameter(
+                f"method {method} needs {branches + 1} sequences, a text has {n_seq} here; give it "
+                f"fewer branches or guesses, or load the model with a lower {{parallel}}",
+                settings=("parallel",),
+                requested=branches + 1,
+                available=n_seq,
+            )
+
+
+def cannot_rewind(method: str, context: Context) -> CannotRewind:
+    """Why ``method`` cannot run with a recurrent or hybrid model."""
+    what = f"{context.model.path} ({context.model.description}) is recurrent or hybrid: its memory"
+    if not context.n_rewind:
+        return CannotRewind(
+            f"{what} cannot drop rejected drafts, so method {method} cannot run; use method ar"
+        )
+    return CannotRewind(
+        f"{what} allows only one path of at most {context.n_rewind} drafts, but method {method} "
+        f"needs several branches; use auto or another method"
+    )
 
 
 class Drafter:
@@ -282,9 +325,9 @@ class Method:
     def __str__(self) -> str:
         """The method as on the command line, without defaults."""
         changed = [
-            f"{field.name}={shown(getattr(self.params, field.name))}"
-            for field in fields(self.params)
-            if getattr(self.params, field.name) != field.default
+            f"{one.name}={shown(getattr(self.params, one.name))}"
+            for one in fields(self.params)
+            if getattr(self.params, one.name) != one.default
         ]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 

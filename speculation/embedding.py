@@ -7,10 +7,7 @@ states after the last layer are pooled here: their mean, unless the GGUF says ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
@@ -22,6 +19,7 @@ from batching.llama.model import Model
 from batching.rows import text_rows
 from batching.target import ALL, END
 from batching.tree import Floats
+from speculation.average import Average
 from speculation.settings import tokens_of
 
 LEAST_ROWS = 32  # of a decode; fewer take almost as long
@@ -37,24 +35,38 @@ class Embeddings:
     n_tokens: tuple[int, ...]
 
 
-class Embedder(Protocol):
-    """Gives texts vectors. Everything happens in the engine's thread."""
+class Embedder:
+    """Gives texts vectors. Everything happens in the engine's thread.
 
-    model: Model
+    n_most  tokens that a text may have
+    """
 
-    @property
-    def n_most(self) -> int:
-        """Tokens that a text may have."""
-        ...
+    def __init__(self, model: Model, n_most: int) -> None:
+        self.model, self.n_most = model, n_most
+        # Seconds of a row, of which each has output: it takes longer than a prompt's.
+        self._pace = Average(0.02)
 
     def embed(
         self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
     ) -> Iterator[bool]:
         """Fill ``vectors``, (n_texts, n_embd). Yields after each decode, which takes about
         ``seconds()`` at most where a text can be read in pieces."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _n_rows(self, seconds: float, most: int) -> int:
+        """How many rows fit a time."""
+        wanted = int(seconds / self._pace.value) if self._pace.value else 0
+        return min(max(LEAST_ROWS, wanted), most)
+
+    def _cells(self, n_tokens: int) -> int:
+        """The size of a context for a text: twice as many as before, until it fits."""
+        n_cells = LEAST_CELLS
+        while n_cells < n_tokens:
+            n_cells *= 2
+        return min(n_cells, self.n_most)
 
 
 def split(model: Model, texts: Sequence[str | Sequence[int]], n_most: int) -> list[list[int]]:
@@ -88,34 +100,14 @@ def normalised(vectors: Floats) -> Floats:
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
-class Pace:
-    """How many rows fit a time, learnt from decodes. Every row of an embedding has output, so it
-    takes longer than a prompt's."""
-
-    def __init__(self) -> None:
-        self._row_seconds = 0.0
-
-    def rows(self, seconds: float, most: int) -> int:
-        wanted = int(seconds / self._row_seconds) if self._row_seconds else 0
-        return min(max(LEAST_ROWS, wanted), most)
-
-    @contextmanager
-    def timing(self, n_rows: int) -> Iterator[None]:
-        """Learn from a decode of so many rows."""
-        start = perf_counter()
-        yield
-        seconds = (perf_counter() - start) / n_rows
-        self._row_seconds = (self._row_seconds + seconds) / 2 if self._row_seconds else seconds
-
-
-class PooledStates:
+class PooledStates(Embedder):
     """Pools the states of a model that writes text, in a small context of its own."""
 
     def __init__(self, context: Context) -> None:
         """``context`` is the model's usual one, whose texts are left alone."""
-        self.model, self._usual = context.model, context
+        super().__init__(context.model, min(context.n_ctx, max_tokens(context.model)))
+        self._usual = context
         self._own: Context | None = None
-        self._pace = Pace()
         kind = self.model.metadata(f"{self.model.architecture}.pooling_type")
         self._pooling = POOLING.get(kind or "1", "mean")
         if kind == "4":
@@ -123,10 +115,6 @@ class PooledStates:
                 f"{self.model.path} ({self.model.description}) ranks texts, so it gives no vector "
                 f"for a text; choose another model"
             )
-
-    @property
-    def n_most(self) -> int:
-        return min(self._usual.n_ctx, max_tokens(self.model))
 
     def embed(
         self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
@@ -137,7 +125,7 @@ class PooledStates:
             vector[:] = 0
             first = 0
             while first < len(text):
-                piece = text[first : first + self._pace.rows(seconds(), context.n_batch)]
+                piece = text[first : first + self._n_rows(seconds(), context.n_batch)]
                 with self._pace.timing(len(piece)):
                     output = context.decode(text_rows(piece, first, [True] * len(piece)))
                     _ = output.hidden(0)  # waits for a device
@@ -156,7 +144,7 @@ class PooledStates:
             usual = self._usual
             params = replace(
                 usual.params,
-                n_ctx=_cells(n_tokens, self.n_most),
+                n_ctx=self._cells(n_tokens),
                 n_seq_max=1,
                 n_slots=1,
                 n_rewind=0,
@@ -172,20 +160,13 @@ class PooledStates:
             self._own = None
 
 
-class PooledTexts:
+class PooledTexts(Embedder):
     """Vectors of an embedding model, which reads each text in one piece."""
 
     def __init__(self, model: Model, n_threads: int | None) -> None:
-        self.model, self._n_threads = model, n_threads
-        self._pace = Pace()
+        super().__init__(model, max_tokens(model))
+        self._n_threads = n_threads
         self._context = EmbeddingContext(model, self._cells(1), n_threads)
-
-    @property
-    def n_most(self) -> int:
-        return max_tokens(self.model)
-
-    def _cells(self, n_tokens: int) -> int:
-        return _cells(n_tokens, self.n_most)
 
     def embed(
         self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
@@ -196,7 +177,7 @@ class PooledTexts:
             self._context = larger
         first = 0
         while first < len(texts):
-            n_rows = self._pace.rows(seconds(), self._context.n_tokens)
+            n_rows = self._n_rows(seconds(), self._context.n_tokens)
             end, n_left = first + 1, n_rows - len(texts[first])
             while end < min(len(texts), first + MOST_TEXTS) and len(texts[end]) <= n_left:
                 n_left -= len(texts[end])
@@ -210,11 +191,3 @@ class PooledTexts:
         """Free the context and the model."""
         self._context.close()
         self.model.close()
-
-
-def _cells(n_tokens: int, n_most: int) -> int:
-    """The size of a context for a text: twice as many as before, until it fits."""
-    n_cells = LEAST_CELLS
-    while n_cells < n_tokens:
-        n_cells *= 2
-    return min(n_cells, n_most)

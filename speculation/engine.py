@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from batching.cache import SequenceCache
-from batching.errors import InvalidParameter, SpeculationError, require_types
-from batching.llama.context import Context, ContextParams
+from batching.errors import InvalidParameter, SpeculationError
+from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.watched import checkpoint, until
 from speculation.chat.detokenizer import ReplyText
@@ -26,34 +26,44 @@ from speculation.embedding import Embeddings, normalised, split
 from speculation.idle.files import TextFiles, identity_of, texts_folder
 from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
+from speculation.reply import Reply
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
 from speculation.sampling import SamplingParams, TokenLogprobs, prepare_sampler
 from speculation.scheduler import Scheduler
-from speculation.scored_text import ScoredText, needs_scored_text
+from speculation.sequence import TokenSequence
 from speculation.settings import Settings, as_method, request_for, tokens_of
-from speculation.text import Text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-_LOAD_TYPES = {  # of arguments of ``load`` that ``LoadParams`` has not or has otherwise
-    "memory": str | Path | None,
-    "params": ContextParams | None,
-    "n_ctx": int | None,
-    "exact": bool,
-    "keep_texts": int,
-    "progress": Callable | None,
-}
+P = ParamSpec("P")
 log = logging.getLogger(__name__)
+
+
+def _takes(
+    declared: Callable[P, object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Says of a method that it takes the arguments of ``declared``, to type checkers and help()."""
+
+    def taking(method: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+        own = inspect.signature(declared)
+        method.__signature__ = own.replace(  # type: ignore[attr-defined]
+            parameters=[first, *own.parameters.values()], return_annotation="Engine"
+        )
+        method.__doc__ = f"{method.__doc__}\n\n{inspect.getdoc(declared)}"
+        return method
+
+    return taking
 
 
 class Engine:
     """A model that writes texts, up to ``parallel`` at a time, with one decode for all of them.
 
     Everything is computed in a thread of the engine's own, so it may be used from any thread.
-    ``generate``, ``chat`` and ``submit`` return at once with a ``Text``, which is written whether
+    ``generate``, ``chat`` and ``submit`` return at once with a ``Reply``, which is written whether
     or not anybody waits for its tokens. Close the engine, or use it as a context manager.
     """
 
@@ -68,137 +78,50 @@ class Engine:
         atexit.register(self.close)  # the thread must not compute while Python ends
 
     @classmethod
-    def load(
-        cls,
-        model: str | Path | None = None,
-        params: ContextParams | None = None,
-        *,
-        n_ctx: int | None = None,
-        exact: bool = False,
-        parallel: int = 1,
-        draft_model: str | Path | None = None,
-        heads: str | Path | Sequence[str | Path] = (),
-        mtp: bool = True,
-        n_gpu_layers: int | None = None,
-        n_cpu_moe: int | None = None,
-        device: str | Sequence[str] | None = None,
-        draft_device: str | Sequence[str] | None = None,
-        rpc: str | Sequence[str] = (),
-        memory: str | Path | None = None,
-        keep_texts: int = 0,
-        chat_template: str | None = None,
-        trace_batches: str | Path | None = None,
-        embedding_model: str | Path | None = None,
-        progress: Callable[[float], None] | None = None,
-    ) -> Engine:
-        """Load a GGUF by path or by its name in models.txt; None = ``default_model()``.
-
-        params         of the context
-        n_ctx          tokens in the context, instead of that of ``params``
-        exact          every text is the very same as with method ar, alone and from an empty
-                       cache: a step has as many rows as compute the same bits as one
-        parallel       texts that are written at a time; they share the context
-        draft_model    a smaller model with the same vocabulary, for the methods draft and auto, or
-                       ``"paired"``: the one paired with the model in models.txt
-        heads          files of heads trained for this model, one per method (docs/heads.md), or
-                       ``"paired"``
-        mtp            whether to load the model's own layers for multi-token prediction, if any
-        n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
-                       that fit
-        n_cpu_moe      how many of the first layers have their experts in main memory even so;
-                       None = as many as do not fit: experts give way before layers
-        device         names of the devices for these layers, as ``speculation devices`` lists them;
-                       ``none`` = the CPU alone, None = all GPUs
-        draft_device   those for all layers of the draft model; None = as for the model
-        rpc            addresses of RPC workers, HOST:PORT, that compute layers of the model; the
-                       draft model stays on this machine
-        memory         a file that keeps what this model read and wrote, for the methods suffix and
-                       auto: loaded if it exists, saved on ``close``
-        keep_texts     MB of texts that nobody writes, kept on disk in the cache folder, for all
-                       models together. They are there again when the model is loaded again with
-                       the same settings
-        chat_template  a Jinja template to use instead of the GGUF's
-        trace_batches  a file that gets one JSON line per decode
-        embedding_model  a model for ``embed``, of those that write no text; None = the model itself
-        progress       called with the share of the model loaded so far, then that of the draft
-                       model, in the engine's thread; an exception it raises ends loading
-        """
-        if isinstance(heads, bool) or heads is None:
-            raise InvalidParameter(
-                f"heads is {heads!r}; give files, or 'paired' for those that models.txt names"
-            )
-        require_types(
-            {"memory": memory, "params": params, "n_ctx": n_ctx, "keep_texts": keep_texts}
-            | {"exact": exact}
-            | {"progress": progress},
-            _LOAD_TYPES,
-        )
-        if keep_texts < 0:
-            raise InvalidParameter(
-                f"{{keep_texts}} is {keep_texts}; give 0 or more", settings=("keep_texts",)
-            )
-        params = params or ContextParams()
-        if n_ctx is not None:
-            params = replace(params, n_ctx=n_ctx)
-        if exact:
-            params = replace(params, exact=True)
-        source = LoadParams(
-            model,
-            params,
-            parallel,
-            draft_model,
-            heads,
-            mtp,
-            n_gpu_layers,
-            n_cpu_moe,
-            device,
-            draft_device,
-            rpc,
-            None if memory is None else Path(memory),
-            chat_template,
-            trace_batches,
-            embedding_model,
-            METHODS.heads_kinds(),
-            SAVED,
-        )
-        name = str(default_model() if model is None else model)
+    @_takes(LoadParams)
+    def load(cls, *arguments: Any, **keywords: Any) -> Engine:
+        """Load a model."""
+        source = LoadParams(*arguments, **keywords)
+        source = replace(source, kinds=METHODS.heads_kinds(), saved=SAVED)
+        name = str(default_model() if source.model is None else source.model)
         driver = Driver(name)
-
         opened: list[Engine] = []
 
-        def open_all() -> Engine:
+        def open_engine() -> Engine:
             with until(lambda: driver.is_closed):
-                opened.append(opened_engine())
+                opened.append(cls._opened(source, driver))
             return opened[0]
-
-        def opened_engine() -> Engine:
-            runtime = Runtime.open(source, reported)
-            try:
-                driver.idle = runtime.rest
-                files = _text_files(runtime, keep_texts)
-                return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
-            except BaseException:
-                runtime.close()
-                raise
 
         def free() -> None:
             for engine in opened:
                 engine._free()
 
-        def reported(share: float) -> None:
-            checkpoint()
-            if progress is not None:
-                progress(share)
-
         try:
-            return driver.call(open_all)
+            return driver.call(open_engine)
         except BaseException:  # perhaps Ctrl-C, when the engine was there
             driver.close(free)
             raise
 
+    @classmethod
+    def _opened(cls, source: LoadParams, driver: Driver) -> Engine:
+        def progress(share: float) -> None:
+            checkpoint()
+            if source.progress is not None:
+                source.progress(share)
+
+        n = source.parallel
+        runtime = Runtime.open(source, progress)
+        try:
+            driver.idle = runtime.rest
+            files = _text_files(runtime, source.keep_texts)
+            return cls(driver, runtime, Scheduler(runtime, n, files), n)
+        except BaseException:
+            runtime.close()
+            raise
+
     # Texts
 
-    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Text:
+    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Reply:
         """Continue a prompt, given as text or as token ids; iterate over the result for tokens.
 
         Keyword arguments are the fields of ``Settings`` and ``SamplingParams``. Raises
@@ -216,7 +139,7 @@ class Engine:
         *,
         thinking: bool | None = None,
         **settings: Unpack[Settings],
-    ) -> Text:
+    ) -> Reply:
         """Reply to a conversation in the GGUF's chat format. A string is one user message.
 
         Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. If the last
@@ -240,12 +163,12 @@ class Engine:
 
     def generate_batch(
         self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
-    ) -> list[Text]:
+    ) -> list[Reply]:
         """Continue all ``prompts``; return when all texts have ended. An error, or Ctrl-C, ends all
         of them."""
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise InvalidParameter(f"prompts is {prompts!r:.60}; give a list, such as [text]")
-        texts: list[Text] = []
+        texts: list[Reply] = []
         try:
             texts.extend(self.generate(prompt, **settings) for prompt in prompts)
             for text in texts:
@@ -256,18 +179,18 @@ class Engine:
             raise
         return texts
 
-    def start(self, request: Request) -> Text:
+    def start(self, request: Request) -> Reply:
         """Queue a request. As ``generate``. Raises GrammarError."""
         self._driver.check_open()
         prepare_sampler(request.sampling, self.model, self.context.n_ctx)
         structure = self._runtime.structures.start(request.sampling)
-        reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
-        kind = ScoredText if needs_scored_text(request) else Text
-        text = kind(request, reply, self._driver.wake, self._driver.check_may_wait, structure)
-        if not self._scheduler.submit(text):
+        written = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
+        wake, check_thread = self._driver.wake, self._driver.check_may_wait
+        sequence = TokenSequence(request, written, structure, wake, check_thread)
+        if not self._scheduler.submit(sequence):
             self._driver.check_open()  # it was closed meanwhile
-        self._driver.wake()
-        return text
+        wake()
+        return sequence.reply
 
     def score(self, prompt: str | Sequence[int], n_top: int = 0) -> list[TokenLogprobs]:
         """The log probabilities of a prompt's tokens from the second on, and of the ``n_top``

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 
+from batching.clock import now
 from batching.errors import CacheFull, OutOfMemory
 from batching.llama.context import Context
 from batching.prompt_context import PromptContext
 from batching.slots import Slot
 from batching.tree import NO_LIMIT
+from speculation.average import Average
 from speculation.drafting.cost import SIZES, Cost
 from speculation.runtime import Runtime
-from speculation.text import Text, failing
+from speculation.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class LongPrompts:
         self._context = small
         self._cost = cost
         self._prompts = PromptContext(small, shared)
-        self._row_seconds = cost.row_seconds  # more than a prompt's take, which is learnt
+        # At first more than a prompt's row takes.
+        self._row_seconds = Average(0.001, cost.row_seconds)
 
     @classmethod
     def open(cls, runtime: Runtime, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
@@ -62,39 +64,37 @@ class LongPrompts:
     def close(self) -> None:
         self._context.close()
 
-    def takes(self, text: Text) -> bool:
+    def takes(self, text: TokenSequence) -> bool:
         """Whether what is left of a prompt is to be read here."""
         reading = text.reading
         assert reading is not None
         is_short = reading.n_left < _LONG or len(text.request.prompt) > self._prompts.n_ctx
         return not (is_short or reading.needs_output)
 
-    def read(self, texts: Sequence[Text], n_writing: int, max_seconds: float) -> None:
+    def read(self, texts: Sequence[TokenSequence], n_writing: int, max_seconds: float) -> None:
         """Read prompts that it ``takes``, one after another. Together with a step of the
         ``n_writing`` texts that wait, this takes about ``max_seconds``."""
-        end = perf_counter() + max_seconds - self._cost.curve(0).at(n_writing)
+        end = now() + max_seconds - self._cost.curve(0).at(n_writing)
         for i, text in enumerate(texts):
-            start = perf_counter()
-            n_most = min(int((end - start) / self._row_seconds), self._prompts.n_batch)
+            n_left = int((end - now()) / self._row_seconds.value)
+            n_most = min(n_left, self._prompts.n_batch)
             if n_most < _LONG:
                 if i:
                     return
                 n_most = _LONG  # the first one goes on in any case
-            with failing(text):
-                n = self._read_piece(text, n_most)
-                spent = perf_counter() - start
-                self._row_seconds += (spent - n * self._row_seconds) / (n + 1000)
+            with text:
+                self._read_piece(text, n_most)
 
-    def _read_piece(self, text: Text, n_most: int) -> int:
-        """Read at most ``n_most`` tokens of a prompt; return how many. At its end, it begins."""
+    def _read_piece(self, text: TokenSequence, n_most: int) -> None:
+        """Read at most ``n_most`` tokens of a prompt. At its end, it begins."""
         assert text.reading is not None and isinstance(text.cache.target, Slot)
         slot = text.cache.target
         slot.n_batch = n = min(n_most, text.reading.n_left)
-        rows = text.next_piece(n)
-        assert rows is not None
-        if not self._prompts.read(text.request.prompt, slot, rows):
-            raise CacheFull(f"no room for {n} tokens of a prompt")
+        with self._row_seconds.timing(n):
+            rows = text.next_piece(n)
+            assert rows is not None
+            if not self._prompts.read(text.request.prompt, slot, rows):
+                raise CacheFull(f"no room for {n} tokens of a prompt")
         text.take_piece(None)
         if not text.reading.n_left:
             text.next_piece(n)
-        return n

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import inf
-from time import perf_counter
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from batching.cache import SequenceCache
+from batching.clock import now
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
 from speculation.drafting.resources import Resources
 from speculation.idle.copies import WORTH_KEEPING, IdleTexts
 from speculation.idle.files import TextFiles
 from speculation.runtime import Runtime
-from speculation.text import ROOM, Text
+from speculation.sequence import ROOM, TokenSequence
 
 
 class Place:
@@ -32,7 +32,7 @@ class Place:
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.cache = SequenceCache(slot)
-        self.text: Text | None = None
+        self.sequence: TokenSequence | None = None
         self.used = 0.0  # when its last text ended
         self.n_prompt, self.on_disk = 0, True
 
@@ -51,8 +51,6 @@ class Places:
         self.idle = IdleTexts(
             files=files, read_seconds=_read_seconds(runtime), is_limited=not self.can_rewind
         )
-        # The text that reads what a waiting one begins with, and up to where it waits for that.
-        self._awaited: WeakKeyDictionary[Text, tuple[Text, int]] = WeakKeyDictionary()
         self.renew()
 
     def renew(self) -> None:
@@ -61,45 +59,30 @@ class Places:
         self.places = [Place(slot) for slot in self.slots.slots]
 
     @property
-    def n_ctx(self) -> int:
-        """Cells of the context."""
-        return self.runtime.context.n_ctx
-
-    @property
-    def text_limit(self) -> int:
-        """Those that one text may have."""
-        return self.runtime.context.text_limit
-
-    @property
     def can_rewind(self) -> bool:
         return self.runtime.context.n_rewind == NO_LIMIT
 
-    def active(self) -> list[Text]:
-        return [place.text for place in self.places if place.text is not None]
+    def active(self) -> list[TokenSequence]:
+        return [place.sequence for place in self.places if place.sequence is not None]
 
-    def resources_of(self, place: Place, text: Text | None = None) -> Resources:
-        """The resources of ``place``, for ``text``."""
-        resources, slot = self.runtime.resources, place.slot.index
-        if text is None:
-            return resources.for_text(slot, self.n_slots)
-        request = text.request
-        return resources.for_text(
-            slot,
-            self.n_slots,
-            sampling=request.sampling,
-            prediction=request.prediction,
-            memory=request.memory,
-        )
+    def of(self, sequence: TokenSequence) -> Place:
+        """The place where it is."""
+        return next(place for place in self.places if place.sequence is sequence)
 
-    def is_being_read(self, waiting: Text) -> bool:
+    def resources_of(self, place: Place, **of_text: Any) -> Resources:
+        """The resources of ``place``; ``of_text`` as in ``Resources.for_text``."""
+        return self.runtime.resources.for_text(place.slot.index, self.n_slots, **of_text)
+
+    def is_being_read(self, waiting: TokenSequence) -> bool:
         """Whether another text is reading much that the prompt of ``waiting`` begins with.
 
         Prompts are compared once, and again when the other text is so far or has ended.
         """
-        text, n = self._awaited.get(waiting, (None, 0))
-        if text is not None and not text.is_writing and not text.has_ended and text.n_read <= n:
-            return True
-        reading = [text for text in self.active() if not text.is_writing]
+        if waiting.awaited is not None:
+            other, n = waiting.awaited
+            if other.reading is not None and not other.has_ended and other.n_read <= n:
+                return True
+        reading = [text for text in self.active() if text.reading is not None]
         if not reading or not self.runtime.context.can_share:
             return False
         prompt = waiting.request.prompt[:-1]
@@ -109,18 +92,18 @@ class Places:
         is_much = common[first] - known >= WORTH_KEEPING
         if is_much:
             n_rest = WORTH_KEEPING if self.can_rewind else 0
-            self._awaited[waiting] = first, common[first] - n_rest
+            waiting.awaited = first, common[first] - n_rest
         return is_much
 
-    def has_room(self, text: Text) -> bool:
+    def has_room(self, text: TokenSequence) -> bool:
         """Whether a place and enough cells for a text are free."""
-        is_free = any(place.text is None for place in self.places)
-        return is_free and self._cells_for(text) + self._n_reserved() <= self.n_ctx
+        is_free = any(place.sequence is None for place in self.places)
+        return is_free and self._cells_for(text) + self._n_reserved() <= self.runtime.context.n_ctx
 
-    def find(self, text: Text) -> Place:
+    def find(self, text: TokenSequence) -> Place:
         """The free place for a text that has room, with as much of its prompt as is kept
         anywhere."""
-        free = [place for place in self.places if place.text is None]
+        free = [place for place in self.places if place.sequence is None]
         n_cells = self._cells_for(text)
         prompt = () if text.request.reads_all else text.request.prompt[:-1]
         common = {place: place.cache.n_kept(prompt) for place in self.places}
@@ -165,23 +148,25 @@ class Places:
     def leave(self) -> None:
         """Free the places of texts that have ended."""
         for place in self.places:
-            if place.text is not None and place.text.has_ended:
-                place.text, place.used = None, perf_counter()
+            if place.sequence is not None and place.sequence.has_ended:
+                place.sequence, place.used = None, now()
 
     def extend(self, place: Place, n_tokens: int) -> None:
         """Give a text cells for ``n_tokens`` more, or as many as there are."""
         n_missing = len(place.cache.tokens) + n_tokens - place.slot.n_ctx
         if n_missing <= 0:
             return
-        n_more = min(n_missing, self.n_ctx - self._n_reserved(), self.text_limit - place.slot.n_ctx)
+        context = self.runtime.context
+        n_free = min(context.n_ctx - self._n_reserved(), context.text_limit - place.slot.n_ctx)
+        n_more = min(n_missing, n_free)
         if n_more > 0:
-            self._make_room(n_more, [place for place in self.places if place.text is None])
+            self._make_room(n_more, [place for place in self.places if place.sequence is None])
             place.slot.n_ctx += n_more
 
     def shrink(self, place: Place, n_tokens: int) -> None:
         """Leave a text at most cells for ``n_tokens`` more, but what it had at first."""
-        assert place.text is not None
-        n_least = max(self._cells_for(place.text), len(place.cache.tokens) + n_tokens)
+        assert place.sequence is not None
+        n_least = max(self._cells_for(place.sequence), len(place.cache.tokens) + n_tokens)
         place.slot.n_ctx = min(place.slot.n_ctx, n_least)
 
     def close(self) -> None:
@@ -193,14 +178,14 @@ class Places:
 
     def _n_reserved(self) -> int:
         """Cells that running texts may use."""
-        return sum([place.slot.n_ctx for place in self.places if place.text is not None])
+        return sum([place.slot.n_ctx for place in self.places if place.sequence is not None])
 
-    def _cells_for(self, text: Text) -> int:
+    def _cells_for(self, text: TokenSequence) -> int:
         """Cells for a text at first: up to its end, or a share of the context."""
-        limit, n_prompt = self.text_limit, len(text.request.prompt)
+        limit, n_prompt = self.runtime.context.text_limit, len(text.request.prompt)
         if self.n_slots == 1:
             return limit
-        share = self.n_ctx // self.n_slots
+        share = self.runtime.context.n_ctx // self.n_slots
         most = max(share - n_prompt - ROOM, share // 2)
         n_tokens = min(text.request.max_tokens or most, most)
         return min(limit, n_prompt + n_tokens + ROOM)
@@ -212,7 +197,7 @@ class Places:
         draft = self.runtime.draft
         for place in sorted(idle, key=lambda place: place.used):
             n_idle = len(place.cache.tokens)
-            if n_used > self.n_ctx:
+            if n_used > self.runtime.context.n_ctx:
                 self._drop(place)
             elif draft is not None and n_used > draft.n_ctx:
                 self.resources_of(place).forget_text()

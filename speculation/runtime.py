@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from batching.errors import (
     ContextError,
+    InvalidParameter,
     SpeculationError,
     UnsupportedModel,
     check_ranges,
@@ -51,11 +52,47 @@ SEQUENCES = 40  # of a text among several: recycling uses as many, lookahead 31
 
 @dataclass(frozen=True)
 class LoadParams:
-    """What to load, and where: the arguments of ``Engine.load``, the ``kinds`` of heads that the
-    methods draft with, and the methods of which what is learnt is ``saved``."""
+    """What to load, and where: the arguments of ``Engine.load``.
+
+    model          a GGUF by path or by its name in models.txt; None = ``default_model()``
+    params         of the context
+    n_ctx          tokens in the context, instead of that of ``params``
+    exact          every text is the very same as with method ar, alone and from an empty
+                   cache: a step has as many rows as compute the same bits as one
+    parallel       texts that are written at a time; they share the context
+    draft_model    a smaller model with the same vocabulary, for the methods draft and auto, or
+                   ``"paired"``: the one paired with the model in models.txt
+    heads          files of heads trained for this model, one per method (docs/heads.md), or
+                   ``"paired"``
+    mtp            whether to load the model's own layers for multi-token prediction, if any
+    n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
+                   that fit
+    n_cpu_moe      how many of the first layers have their experts in main memory even so;
+                   None = as many as do not fit: experts give way before layers
+    device         names of the devices for these layers, as ``speculation devices`` lists them;
+                   ``none`` = the CPU alone, None = all GPUs
+    draft_device   those for all layers of the draft model; None = as for the model
+    rpc            addresses of RPC workers, HOST:PORT, that compute layers of the model; the
+                   draft model stays on this machine
+    memory         a file that keeps what this model read and wrote, for the methods suffix and
+                   auto: loaded if it exists, saved on ``close``
+    keep_texts     MB of texts that nobody writes, kept on disk in the cache folder, for all
+                   models together. They are there again when the model is loaded again with
+                   the same settings
+    chat_template  a Jinja template to use instead of the GGUF's
+    trace_batches  a file that gets one JSON line per decode
+    embedding_model  a model for ``embed``, of those that write no text; None = the model itself
+    progress       called with the share of the model loaded so far, then that of the draft
+                   model, in the engine's thread; an exception it raises ends loading
+    kinds, saved   set by the engine: the kinds of heads that the methods draft with, and the
+                   methods of which what is learnt is saved
+    """
 
     model: str | Path | None = None
-    params: ContextParams = field(default_factory=ContextParams)
+    params: ContextParams | None = None
+    _: KW_ONLY
+    n_ctx: int | None = None
+    exact: bool = False
     parallel: int = 1
     draft_model: str | Path | None = None
     heads: str | Path | Sequence[str | Path] = ()
@@ -65,26 +102,47 @@ class LoadParams:
     device: str | Sequence[str] | None = None
     draft_device: str | Sequence[str] | None = None
     rpc: str | Sequence[str] = ()
-    memory: Path | None = None
+    memory: str | Path | None = None
+    keep_texts: int = 0
     chat_template: str | None = None
     trace_batches: str | Path | None = None
     embedding_model: str | Path | None = None
+    progress: Callable[[float], None] | None = None
     kinds: Sequence[HeadsKind] = ()
     saved: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.heads, bool) or self.heads is None:
+            raise InvalidParameter(
+                f"heads is {self.heads!r}; give files, or 'paired' for those that models.txt names"
+            )
         check_ranges(self, (("parallel", 1, MAX_SLOTS), ("n_cpu_moe", 0, ALL_LAYERS)))
+        if self.keep_texts < 0:
+            raise InvalidParameter(
+                f"{{keep_texts}} is {self.keep_texts}; give 0 or more", settings=("keep_texts",)
+            )
+
+    @property
+    def own_params(self) -> ContextParams:
+        """Those of the context, for one text."""
+        params = self.params or ContextParams()
+        n_ctx = params.n_ctx if self.n_ctx is None else self.n_ctx
+        return replace(params, n_ctx=n_ctx, exact=params.exact or self.exact)
 
     @property
     def context_params(self) -> ContextParams:
         """Those of the context: several texts divide its sequences among them."""
-        params, n = self.params, self.parallel
+        params, n = self.own_params, self.parallel
         if params.exact:
             return replace(params, n_seq_max=n, n_slots=n)
         if n == 1:
             return params
         n_seq_max = max(min(SEQUENCES * n, MAX_SEQUENCES), params.n_seq_max)
         return replace(params, n_seq_max=n_seq_max, n_slots=n)
+
+    @property
+    def memory_file(self) -> Path | None:
+        return None if self.memory is None else Path(self.memory)
 
 
 class Runtime:
@@ -126,7 +184,7 @@ class Runtime:
             draft_share=draft.model.n_bytes / model.n_bytes if draft is not None else 0.0,
             heads=heads,
             draft_sampler=self._draft_sampler,
-            memory=_load_memory(source.memory, model),
+            memory=_load_memory(source.memory_file, model),
             saved=learnt.states(self._learnt, self._states_key),
         )
         for head in self.resources.heads.values():
@@ -136,8 +194,8 @@ class Runtime:
     def open(cls, source: LoadParams, progress: Callable[[float], None] | None = None) -> Runtime:
         """Load what ``source`` says. ``progress`` as in ``Engine.load``."""
         name = default_model() if source.model is None else source.model
-        if source.memory is not None:
-            require_writable(source.memory)
+        if source.memory_file is not None:
+            require_writable(source.memory_file)
         loading = model_file(name)
         placement = draft_placement = Placement.of(
             source.n_gpu_layers, source.n_cpu_moe, source.device, source.rpc
@@ -311,7 +369,7 @@ class Runtime:
 
     def _save_memory(self) -> None:
         """Save the memory if it has a file. A failure is only logged: the texts are not lost."""
-        path = self._source.memory
+        path = self._source.memory_file
         if path is not None:
             try:
                 self.resources.memory.save(path, fingerprint(self.model.path))

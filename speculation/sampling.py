@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from batching.errors import InvalidParameter, check_ranges, utf8
+from batching.errors import InvalidParameter, utf8
 from batching.llama.model import Model
 from batching.llama.sampler import Constraint, GreedySampler, Ids, SamplerChain, dry_link
 from batching.target import Output, Sampler
 from batching.tree import Floats
+from speculation.system.params import Params
 from speculation.verify import draw
 
 MOST_BREAKERS = 16  # llama.cpp reads the whole vocabulary for each
 
 
+def _within(default: float, low: float, high: float) -> Any:
+    """A field with its default, its lowest and its highest value."""
+    return field(default=default, metadata={"within": (low, high)})
+
+
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(Params):
     """How the next token is chosen. Names, meanings and order of the samplers are llama.cpp's.
 
     ``temperature`` 0 takes the most likely token; otherwise tokens are drawn with ``seed``, and the
@@ -32,59 +38,35 @@ class SamplingParams:
     ``min_tokens``, unless it is complete.
     """
 
-    temperature: float = 0.0
-    seed: int = 0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    penalty_last_n: int = 64
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int = 1024
+    temperature: float = _within(0.0, 0.0, 100.0)
+    seed: int = _within(0, 0, 2**32 - 2)  # 2**32 - 1 means a random seed in llama.cpp
+    top_k: int = _within(0, 0, 2**31 - 1)
+    top_p: float = _within(1.0, 0.0, 1.0)
+    min_p: float = _within(0.0, 0.0, 1.0)
+    typical_p: float = _within(1.0, 0.0, 1.0)
+    xtc_probability: float = _within(0.0, 0.0, 1.0)
+    xtc_threshold: float = _within(0.1, 0.0, 1.0)
+    repeat_penalty: float = _within(1.0, 0.01, 100.0)
+    frequency_penalty: float = _within(0.0, -100.0, 100.0)
+    presence_penalty: float = _within(0.0, -100.0, 100.0)
+    penalty_last_n: int = _within(64, -1, 2**31 - 1)
+    dry_multiplier: float = _within(0.0, 0.0, 100.0)
+    dry_base: float = _within(1.75, 1.0, 100.0)
+    dry_allowed_length: int = _within(2, 1, 2**31 - 1)
+    dry_last_n: int = _within(1024, -1, 2**31 - 1)
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
+    mirostat: int = _within(0, 0, 2)
+    mirostat_tau: float = _within(5.0, 0.0, 1000.0)
+    mirostat_eta: float = _within(0.1, 0.0, 1000.0)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    min_tokens: int = 0
+    min_tokens: int = _within(0, 0, 2**31 - 1)
     grammar: str | None = None
     regex: str | None = None
     json_schema: str | Mapping[str, Any] | bool | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            (
-                ("temperature", 0.0, 100.0),
-                ("seed", 0, 2**32 - 2),  # 2**32 - 1 means a random seed in llama.cpp
-                ("top_k", 0, 2**31 - 1),
-                ("top_p", 0.0, 1.0),
-                ("min_p", 0.0, 1.0),
-                ("typical_p", 0.0, 1.0),
-                ("xtc_probability", 0.0, 1.0),
-                ("xtc_threshold", 0.0, 1.0),
-                ("repeat_penalty", 0.01, 100.0),
-                ("frequency_penalty", -100.0, 100.0),
-                ("presence_penalty", -100.0, 100.0),
-                ("penalty_last_n", -1, 2**31 - 1),
-                ("dry_multiplier", 0.0, 100.0),
-                ("dry_base", 1.0, 100.0),
-                ("dry_allowed_length", 1, 2**31 - 1),
-                ("dry_last_n", -1, 2**31 - 1),
-                ("mirostat", 0, 2),
-                ("mirostat_tau", 0.0, 1000.0),
-                ("mirostat_eta", 0.0, 1000.0),
-                ("min_tokens", 0, 2**31 - 1),
-            ),
-        )
+        super().__post_init__()
         if sum(one is not None for one in (self.grammar, self.regex, self.json_schema)) > 1:
             raise InvalidParameter(
                 "{grammar}, {regex} and {json_schema} exclude each other; give one",
@@ -221,30 +203,6 @@ def _window(last_n: int, n_ctx: int) -> int:
     return n_ctx if last_n < 0 else min(last_n, n_ctx)
 
 
-class DraftSampler(Protocol):
-    """Samples drafts from q. Not needed for greedy drafting."""
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts with ``prompt``."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """A token was added to the text."""
-        ...
-
-    def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
-        """q after the text and the drafts in ``path``, from the draft model's ``logits``."""
-        ...
-
-    def draw(self, q: Floats) -> int:
-        """Draw a token from ``q``."""
-        ...
-
-    def close(self) -> None:
-        """The text has ended."""
-        ...
-
-
 class DraftDistribution:
     """q: the target's sampler settings applied to a draft model's logits.
 
@@ -257,12 +215,15 @@ class DraftDistribution:
         self._random = np.random.default_rng([seed, 1])
 
     def begin(self, prompt: Sequence[int]) -> None:
+        """A new text starts with ``prompt``."""
         self._chain.accept_prompt(prompt)
 
     def accept(self, token: int) -> None:
+        """A token was added to the text."""
         self._chain.accept(token)
 
     def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
+        """q after the text and the drafts in ``path``, from the draft model's ``logits``."""
         if not (path and self._chain.has_memory):
             return self._chain.probabilities(logits)
         ahead = self._chain.copy_state()

@@ -35,8 +35,8 @@ class Settings(TypedDict, total=False):
                 the file to edit: methods ``auto`` and ``prediction`` draft from it
     memory      the memory that ``suffix`` and ``auto`` draft from and add to: "" is the engine's,
                 another name is that of one client, None is none
-    record      keep each step in ``Text.steps``: its drafts, who drafted them, which were accepted,
-                and the time of its phases
+    record      keep each step in ``Reply.steps``: its drafts, who drafted them, which were
+                accepted, and the time of its phases
     on_disk     False: the text stays in memory also if the engine keeps texts on disk
     """
 

@@ -37,7 +37,7 @@ from speculation.bench.prompt_file import read_prompts
 Body = dict[str, object]  # of a request
 
 OURS = "ours "  # before the names of our methods
-_SETTLED_SECONDS = 40  # without a new measurement
+_SETTLED_SECONDS = 30  # without a new measurement
 _START_SECONDS = 120.0
 _WARM_UP = "Say hello."  # no prompt of a round begins with it
 _LIBRARY = re.compile(r"(lib)?(llama|ggml(-[\w-]+)?)\.(so|dylib|dll)")

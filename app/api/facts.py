@@ -39,6 +39,7 @@ class Gathered:
     shown: list[Shown] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    n_accepted: int = 0
     chances: list[tuple[Chance, tuple[Chance, ...]]] = field(default_factory=list)
     opening: str = ""
     prefill: Prefill | None = None
@@ -60,6 +61,7 @@ class Gathered:
             self.has_read = self.first
             self.pieces += [text for text, _ in event.pieces]
             self.ids += event.ids
+            self.n_accepted += sum(drafted for _, drafted in event.pieces)
             self.chances += event.chances
             for (text, _), chances in zip(event.pieces, event.chances, strict=False):
                 if chances[0].id not in self.ends:
@@ -108,6 +110,7 @@ class Gathered:
             n_read=n_read - self.n_reused + bool(n_tokens),
             n_tokens=n_tokens,
             n_first=min(1, n_tokens),
+            n_accepted=self.n_accepted,
             prefill_seconds=self.has_read - self.began,
             decode_seconds=self.came - self.has_read if n_tokens else 0.0,
         )

@@ -1,37 +1,62 @@
-"""What the server prints of requests to the endpoint: a line at the end of each, and how far a long
-prompt is. Never their texts.
+"""What the server tells of requests for text: a line at the end of each, how far a long prompt is,
+and figures of the last ones, for the page. Never their texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from contextvars import ContextVar
-from time import perf_counter
+from pathlib import PurePath
+from time import perf_counter, time
+from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.facts import Gathered
-from app.worker.messages import Done, Event, Prefill
-from speculation.stats import rate
+from app.worker.messages import Event, Failed, LoadedModel, Prefill
+from speculation.meter import rate
 from speculation.system.console import say
 
 PROGRESS_SECONDS = 5.0  # between two lines about one prompt
+MOST_KEPT = 200
 _PAGE = ("/page/", "/gradio_api/", "/assets/", "/static/")  # asked for all the time
 
 
 class Call:
     """A request to the server.
 
+    owner    whose it is, as in ``Owners``
     choices  what came of each reply that it asked for
     failed   the kind of the failure that ended them
+    latest   the last requests for text, the newest first
     """
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", client: str = "", latest: deque[Call] | None = None) -> None:
         self.status = 0
-        self.choices: Sequence[Gathered] = ()
-        self.failed = ""
+        self.owner = self.failed = ""
+        self.choices: list[Gathered] = []
+        self.latest = deque[Call](maxlen=0) if latest is None else latest
         self._name = name
+        self._about = {"at": time(), "route": name.partition(" ")[2], "client": client}
+        self._kept: dict[str, Any] | None = None  # when it has ended
         self._began = self._told = perf_counter()
+
+    def writes(self, model: LoadedModel | None, owner: str = "", route: str = "") -> None:
+        """It asks for text, so it is one of the last that did. ``route`` is what the page calls
+        its own."""
+        self.owner = owner or self.owner
+        self._about["route"] = route or self._about["route"]
+        self._about["model"] = "" if model is None else PurePath(model.spec.model).name
+        self.latest.appendleft(self)
+
+    def take(self, event: Event) -> None:
+        """An event of the replies that the page asks for, one after the other."""
+        if not self.choices or self.choices[-1].done is not None:
+            self.choices.append(Gathered())
+        self.choices[-1].take(event)
+        if isinstance(event, Failed):
+            self.failed = event.kind
 
     def hear(self, event: Event, n_reused: int) -> None:
         """Tell how much of a prompt is read, now and then."""
@@ -43,29 +68,57 @@ class Call:
             say(f"{self._name}: {event.done:,} of {total:,} prompt tokens read ({share}%){cached}")
 
     def end(self) -> None:
-        """Print the line of a request that has ended, if anybody wants to know of it."""
+        """Print the line of a request that has ended, if anybody wants to know of it. A reply of
+        the page goes on."""
         is_quiet = any(part in self._name for part in _PAGE)
         is_look = not self._name.startswith("POST ")
         is_asking = is_look and self.status == 503  # whether the model is loaded
-        if is_asking or (self.status < (500 if is_quiet else 400) and (is_quiet or is_look)):
-            return
-        status = self.status or "no answer"
-        say(f"{self._name} {status}: {'; '.join([*self._figures(), *self._ending()])}")
+        is_fine = self.status < (500 if is_quiet else 400) and (is_quiet or is_look)
+        if not (is_asking or is_fine):
+            status = self.status or "no answer"
+            say(f"{self._name} {status}: {'; '.join([*self._figures(), *self._ending()])}")
+        if not is_quiet:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing more comes: keep the figures, and no text."""
+        self._kept = {**self.as_json(), "end": ", ".join(self._ending()), "is_running": False}
+        self.choices = []
+
+    def as_json(self) -> dict[str, Any]:
+        """Its figures so far."""
+        if self._kept is not None:
+            return self._kept
+        found = [one.done or one.so_far for one in self.choices]
+        names = ("n_prompt", "n_reused", "n_tokens", "n_accepted")
+        sums = {name: sum(getattr(one, name) for one in found) for name in names}
+        seconds = sum(one.decode_seconds + one.first_seconds for one in found)
+        per_second = rate(sums["n_tokens"], sum(bool(one.n_tokens) for one in found), seconds)
+        read = [one.prefill for one in self.choices if one.prefill is not None and not one.ids]
+        now = f"reading, {read[0].done:,} of {read[0].total + 1:,}" if read else "waiting"
+        return {
+            **self._about,
+            **sums,
+            "per_second": round(per_second, 1),
+            "read_seconds": sum(one.prefill_seconds - one.first_seconds for one in found),
+            "end": "writing" if any(one.ids for one in self.choices) else now,
+            "is_running": True,
+        }
 
     def _figures(self) -> list[str]:
-        found = [one.done or one.so_far for one in self.choices]
-        writing = [one for one in self.choices if one.ids]
-        if not any(one.n_prompt for one in found):
+        sums = self.as_json()
+        n_prompt, n_reused, n_tokens = sums["n_prompt"], sums["n_reused"], sums["n_tokens"]
+        if not n_prompt:
             return [f"{perf_counter() - self._began:.2f} s"]
-        told = [
-            f"{sum(one.n_prompt for one in found):,} prompt tokens, "
-            f"{sum(one.n_reused for one in found):,} cached"
-        ]
-        if writing:
-            told.append(
-                f"first token after {min(one.first for one in writing) - self._began:.2f} s"
-            )
-            told.append(_written(found))
+        seconds = sums["read_seconds"]
+        read = f", read at {(n_prompt - n_reused) / seconds:.1f}/s" if seconds > 0 else ""
+        told = [f"{n_prompt:,} prompt tokens, {n_reused:,} cached{read}"]
+        if firsts := [one.first for one in self.choices if one.ids]:
+            speed = f" at {sums['per_second']:.1f}/s" if sums["per_second"] else ""
+            unit = "token" if n_tokens == 1 else "tokens"
+            share = 100 * sums["n_accepted"] // max(1, n_tokens)
+            told.append(f"first token after {min(firsts) - self._began:.2f} s")
+            told.append(f"{n_tokens:,} {unit}{speed}, {share}% drafted")
         return told
 
     def _ending(self) -> list[str]:
@@ -73,15 +126,6 @@ class Call:
             return [f"failed: {self.failed}"]
         reasons = {one.done.finish_reason if one.done else "client left" for one in self.choices}
         return sorted(reasons)
-
-
-def _written(found: Sequence[Done]) -> str:
-    n_tokens, n_accepted = sum(one.n_tokens for one in found), sum(one.n_accepted for one in found)
-    seconds = sum(one.decode_seconds + one.first_seconds for one in found)
-    per_second = rate(n_tokens, sum(bool(one.n_tokens) for one in found), seconds)
-    speed = f" at {per_second:.1f}/s" if per_second else ""
-    unit = "token" if n_tokens == 1 else "tokens"
-    return f"{n_tokens:,} {unit}{speed}, {100 * n_accepted // max(1, n_tokens)}% drafted"
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
@@ -93,10 +137,11 @@ def current_call() -> Call:
 
 
 class RequestLog:
-    """ASGI middleware, the outermost: prints the lines of its requests."""
+    """ASGI middleware, the outermost: keeps its requests for text, and prints their lines."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._latest = deque[Call](maxlen=MOST_KEPT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,7 +149,9 @@ class RequestLog:
             return
         # As it was sent: without control characters, which a terminal would obey.
         path = scope.get("raw_path", b"").decode("ascii", "replace")
-        call = Call(f"{scope['method']} {path:.100}")
+        program = Headers(scope=scope).get("user-agent", "").partition(" ")[0]
+        client = f"{(scope.get('client') or ('',))[0]} {program:.40}".strip()
+        call = Call(f"{scope['method']} {path:.100}", client, self._latest)
         _current.set(call)
 
         async def noting(message: Message) -> None:

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 
 from app.api.errors import ApiError
 from app.api.history import History
+from app.api.log import current_call
 from app.api.replies import Replies, answer
 from app.api.requests import LONGEST_STOP, MOST_BIASES, Chat, Completion, Sampling, prompts_of
 from app.api.switching import Models
@@ -127,6 +128,7 @@ class Service:
     async def _common(self, asked: Sampling, http: Request) -> dict[str, Any]:
         """What the requests of all calls have in common, once the model is there."""
         await self.take_model(asked.model, http)
+        current_call().owner = memory_of(http)
         limits = [limit for limit in (asked.limit, self.max_tokens) if limit is not None]
         return {
             "id": uuid4().hex,
@@ -142,6 +144,7 @@ class Service:
         }
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
+        current_call().writes(self.backend.status().model)
         at_a_time = 2 * self.facts.parallel
         return Replies(self.backend, requests, self.seconds, at_a_time, self.facts.ends)
 

@@ -91,6 +91,7 @@ class Servers:
         self.path = path
         self._open: dict[str, _Connection] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.current_thread()  # of the loop, once that runs
         self._lock = threading.Lock()
 
     def states(self) -> list[State]:
@@ -145,13 +146,17 @@ class Servers:
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(closed(), loop).result(END_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
+        self._thread.join(END_SECONDS)
 
     async def _do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the thread of the servers. If this is cancelled, so is the work."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=[self._loop], name="mcp", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="mcp", daemon=True
+                )
+                self._thread.start()
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         return await asyncio.wrap_future(future)
 

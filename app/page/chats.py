@@ -19,7 +19,7 @@ from app.page.jobs import Job, Jobs
 from app.page.owners import STRANGER
 from app.page.prompt import Prompt, prompt_of
 from app.page.race import Races
-from app.page.reply import Call, Reply
+from app.page.reply import Reply, ToolCall
 from app.page.settings import Settings, read_settings
 from app.page.speeds import Speeds
 from app.page.tools import Answer, Tools
@@ -438,7 +438,7 @@ class Chats:
         self.tell(chat)
 
 
-def _rounds(path: Sequence[Turn]) -> list[list[Call]]:
+def _rounds(path: Sequence[Turn]) -> list[list[ToolCall]]:
     """The calls of the replies at the end of a path, the last one first."""
     ends = takewhile(lambda turn: turn.reply.get("calls"), reversed(path))
     return [Reply.from_json("", turn.reply).calls for turn in ends]

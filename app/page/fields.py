@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -18,30 +19,30 @@ from app.page.settings import RANDOM, Settings
 from app.worker.backend import MethodInfo
 from speculation.sampling import SamplingParams
 
-# The sampling settings that have a field, with what is said of them.
+# The sampling settings that have a field: its label, and more.
 _OFTEN = {
-    "temperature": "0: always the most likely token",
-    "top_k": "0: off",
-    "top_p": "1: off",
-    "min_p": "0: off",
-    "repeat_penalty": "1: off",
-    "presence_penalty": "0: off",
-    "seed": f"{RANDOM}: a new one for each reply",
+    "temperature": ("Temperature", "0: always the most likely token"),
+    "top_k": ("Likeliest tokens to choose from", "0: all"),
+    "top_p": ("Their probability together", "1: all"),
+    "min_p": ("Least probability, in shares of the likeliest token's", "0: any"),
+    "repeat_penalty": ("Penalty for repeated tokens", "a factor; 1: off"),
+    "presence_penalty": ("Penalty for tokens that were there", "0: off"),
+    "seed": ("Seed", f"{RANDOM}: a new one for each reply"),
 }
 _MORE = {
-    "frequency_penalty": "0: off",
-    "penalty_last_n": "in tokens; -1: all",
-    "typical_p": "1: off",
-    "xtc_probability": "0: off",
-    "xtc_threshold": "",
-    "dry_multiplier": "0: off",
-    "dry_base": "",
-    "dry_allowed_length": "in tokens",
-    "mirostat": "0: off; 1 or 2",
-    "mirostat_tau": "",
-    "mirostat_eta": "",
-    "grammar": "In GBNF.",
-    "json_schema": "The reply is held to it.",
+    "frequency_penalty": ("Penalty for each time they were there", "0: off"),
+    "penalty_last_n": ("Tokens that penalties look back", "-1: all"),
+    "typical_p": ("Probability of typical tokens together", "1: all"),
+    "xtc_probability": ("How often the likeliest tokens are left out", "0: never"),
+    "xtc_threshold": ("Least probability of those", ""),
+    "dry_multiplier": ("Penalty for repeated sequences", "0: off"),
+    "dry_base": ("Its growth with each token", "a factor"),
+    "dry_allowed_length": ("Length of sequences that may repeat", "in tokens"),
+    "mirostat": ("Mirostat, which holds the surprise of tokens", "0: off; 1 or 2"),
+    "mirostat_tau": ("The surprise that it aims at", ""),
+    "mirostat_eta": ("How fast it gets there", ""),
+    "grammar": ("Grammar", "In GBNF."),
+    "json_schema": ("JSON schema", "The reply is held to it."),
 }
 _ENDS = {"temperature": 2, "top_p": 1, "min_p": 1, "typical_p": 1}  # of sliders
 _USUAL = {one.name: one.default for one in fields(SamplingParams)} | {
@@ -76,21 +77,21 @@ class Fields:
         else:
             kind, fits = gr.Textbox, isinstance(value, str)
         shown = value if fits else usual
-        field = kind(value=shown, label=label, info=info or None, interactive=True, **options)
+        options |= {"label": label, "info": info or None, "elem_id": f"field-{name}"}
+        field = kind(value=shown, interactive=True, **options)
         js = f"(value) => page.set({json.dumps(name)}, value, {json.dumps(usual)})"
         field.input(
             None, [field], js=js, queue=False, show_progress="hidden", api_visibility="private"
         )
 
-    def add_sampling(self, told: Mapping[str, str]) -> None:
-        for name, info in told.items():
-            label = name.replace("_", " ").capitalize()
+    def add_sampling(self, told: Mapping[str, tuple[str, str]]) -> None:
+        for name, (label, info) in told.items():
             options: dict[str, Any] = {}
             if name in _ENDS:
                 options = {"minimum": 0, "maximum": _ENDS[name], "step": 0.01}
             elif isinstance(_USUAL[name], str):
                 options = {"lines": 2, "max_lines": 12}
-            self.add(f"sampling.{name}", _USUAL[name], label, info, **options)
+            self.add(f"sampling.{name}", _USUAL[name], label, f"{info} ({name})", **options)
 
 
 def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> None:
@@ -101,20 +102,26 @@ def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]
     if method is not None and method.parameters:
         with gr.Accordion(f"Parameters of {method.title}", open=False):
             for one in method.parameters:
-                label = one.name.replace("_", " ")
-                fields.add(f"parameters.{one.name}", one.default, label, one.help)
+                label, *more = re.split(r"(?<=.{8})[;:] ", one.help or one.name, maxsplit=1)
+                info = " ".join([*more, f"({one.name})"])
+                label = label[:1].upper() + label[1:]
+                fields.add(f"parameters.{one.name}", one.default, label, info)
     fields.add(
         "thinking",
         None,
         "Reasoning",
         "Whether the model reasons before it answers.",
         choices=[("default", None), ("on", True), ("off", False)],
-        elem_id="thinking",
     )
     told = "What the model should know or be in this chat."
     fields.add("system", "", "System prompt", told, lines=2, max_lines=12)
     with gr.Accordion("Sampling", open=False):
-        fields.add("max_tokens", Settings.max_tokens, "Max tokens", "0: until the context is full")
+        fields.add(
+            "max_tokens",
+            Settings.max_tokens,
+            "Most tokens of a reply",
+            "0: until the context is full",
+        )
         fields.add(
             "leave_out",
             True,

@@ -47,6 +47,16 @@ def highlighted(code: str, language: str, stack: Stack = ()) -> list[tuple[str, 
     return parts if "".join(text for _, text in parts) == code else plain
 
 
+@cache
+def suffix(language: str) -> str:
+    """The suffix of a file with code in a language."""
+    try:
+        names = get_lexer_by_name(language).filenames
+    except ClassNotFound:
+        return f".{language}" if language.isalnum() else ".txt"
+    return next((name[1:] for name in names if name[:2] == "*." and name[2:].isalnum()), ".txt")
+
+
 def settled(code: str, language: str, stack: Stack, limit: int) -> tuple[int, Stack]:
     """How many characters of growing code can be highlighted for good, lines up to ``limit``, and
     the lexer's stack after them. Code behind the limit may still change how the last ones look."""

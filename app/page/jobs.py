@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
@@ -17,12 +18,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from app.api.errors import ApiError
+from app.api.log import Call, current_call
 from app.mcp.config import ConfigError
 from app.mcp.servers import ToolError
 from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
-from app.page.reply import Call, Reply
+from app.page.reply import Reply, ToolCall
 from app.page.speeds import Speeds
 from app.page.tools import Chosen, Tools
 from app.page.turns import Shown, reply_fields, while_shown
@@ -61,8 +63,9 @@ class Job:
     prompt: Prompt
     request: ChatRequest | None
     tools: Chosen = field(default_factory=dict)
-    allowed: Call | None = None
+    allowed: ToolCall | None = None
     events: Events | None = None
+    call: Call = field(default_factory=Call)
     waiting: asyncio.Future[Any] | None = None
     is_stopped: bool = False
     records: list[StepRecord] = field(default_factory=list)
@@ -77,6 +80,8 @@ class Job:
         self._begins_at = len(self.reply.text)
         self._n_left_out = self.reply.n_left_out
         self.is_over = self.request is None
+        self._pace = outcome.Pace()
+        self._last = ""  # the token before the next step
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """What ``work`` returns. Raises CancelledError if the user stops it."""
@@ -99,16 +104,28 @@ class Job:
             return
         if event is None or isinstance(event, Exception):
             event = Failed(str(event or "The reply ended without a result."))
+        self.call.take(event)
         if isinstance(event, Steps):
-            self.records += event.records
+            for record in event.records:
+                self._note(record)
             return
         self.reply.take(event)
         if isinstance(event, Failed) and len(self.reply.text) == self._begins_at:
             self.reply.n_left_out = self._n_left_out  # no prompt was read
         self.reply.reads_from = self.prompt.first_read(self.reply.n_left_out)
         self.is_over = isinstance(event, LAST)
-        self.has_unsaved |= isinstance(event, Tokens)
+        if isinstance(event, Tokens):
+            self.has_unsaved = True
+            self.reply.sentence = self._pace.take(event)
         self.changed.set()
+
+    def _note(self, record: StepRecord) -> None:
+        """Keep a step, and where its drafts came from."""
+        verbs = outcome.verbs(record, self._last, self.prompt.said, self.prompt.files)
+        if verbs:
+            self.reply.marks.sources.append(Counter(verbs).most_common(1)[0][0])
+        self._last = outcome.last_token(record, self._last)
+        self.records.append(record)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -171,7 +188,9 @@ class Jobs:
             self._reserved.discard(chat)
 
     def start(self, job: Job) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, job.call = asyncio.get_running_loop(), current_call()
+        if not job.call.choices:  # else it goes on, after calls of tools
+            job.call.writes(self._backend.status().model, job.owner, "chat")
         if not job.tools:
             self._ask(job)
         self._jobs[job.chat] = job
@@ -220,6 +239,8 @@ class Jobs:
         if not self._is_closed:
             await self._on_end(job)
             self._publish(job, {"set": job.fields("done")})
+        if all(other.call is not job.call for other in self._jobs.values()):
+            job.call.close()
 
     async def _write(self, job: Job) -> None:
         saving = asyncio.ensure_future(self._keep_saving(job))
@@ -288,7 +309,7 @@ class Jobs:
                     self._publish(job, {"set": head})
                 show = partial(job.shown.update, job.reply, is_over=is_over)
                 for change in await while_shown(show):
-                    self._publish(job, change)
+                    self._publish(job, {**change, "sentence": job.reply.sentence})
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
@@ -318,7 +339,8 @@ class Jobs:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
-        found = outcome.outcome(done, job.records, job.prompt.said, reply.n_left_out)
+        said = job.prompt.said, job.prompt.files
+        found = outcome.outcome(done, job.records, *said, n_left_out=reply.n_left_out)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

@@ -22,10 +22,11 @@ from markdown_it.token import Token
 
 from app.page import formulas
 from app.page.completion import completed, completed_inline
-from app.page.highlight import Stack, highlighted, settled
+from app.page.highlight import Stack, highlighted, settled, suffix
 
 Env = MutableMapping[str, Any]
 MOST_GROWING = 1000  # characters of code that later ones may still change
+PREVIEWED = ("html", "svg", "xhtml")
 _LANGUAGE = re.compile(r"[A-Za-z0-9+#.-]{1,20}")
 _TASK = re.compile(r"\[([ xX])\] ")
 
@@ -36,15 +37,19 @@ class Marks:
 
     runs  [characters, tokens] of the text: a plain run, a drafted one, and so on in turn
     ends  where in the text each of them ends
+    sources  of the drafted ones: where each came from, as the page tells it
     """
 
     runs: list[list[int]] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, runs: Iterable[Sequence[int]], n_characters: int) -> Marks:
+    def of(
+        cls, runs: Iterable[Sequence[int]], n_characters: int, sources: Iterable[str] = ()
+    ) -> Marks:
         """The marks with these runs, of a text that may be cut after so many characters."""
-        marks = cls()
+        marks = cls(sources=list(sources))
         for number, (n, n_tokens) in enumerate(runs):
             marks.add(min(n, n_characters), number % 2 == 1, n_tokens)
             n_characters -= min(n, n_characters)
@@ -55,8 +60,8 @@ class Marks:
 
         >>> marks = Marks()
         >>> for n, is_drafted in ((1, False), (1, True), (2, True)): marks.add(n, is_drafted)
-        >>> marks
-        Marks(runs=[[1, 1], [3, 2]], ends=[1, 4])
+        >>> marks.runs, marks.ends
+        ([[1, 1], [3, 2]], [1, 4])
         """
         while not self.runs or (len(self.runs) % 2 == 0) != is_drafted:
             self.ends.append(self.ends[-1] if self.ends else 0)
@@ -82,6 +87,12 @@ def render_blocks(text: str, marks: Marks | None = None, at: int = 0) -> list[st
     offset in the text that the marks belong to."""
     env: Env = {"marks": marks, "at": at}
     return _blocks(_markdown.parse(_with_newlines(text), env), env)
+
+
+def render_message(text: str) -> list[str]:
+    """The blocks of what the user wrote: code and tables are rendered, the rest is as it is."""
+    env: Env = {"marks": None, "at": 0}
+    return _blocks(_messages.parse(_with_newlines(text), env), env)
 
 
 def _blocks(tokens: Sequence[Token], env: Env) -> list[str]:
@@ -290,7 +301,7 @@ def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
         zip(at, text, strict=True), key=lambda pair: marks.run_at(first + pair[0])
     ):
         html = escape("".join(char for _, char in group))
-        parts.append(_drafted(html, marks.runs[run][1]) if run else html)
+        parts.append(_drafted(html, marks, run) if run else html)
     return "".join(parts)
 
 
@@ -303,11 +314,13 @@ def _unit(html: str, at: Sequence[int] | None, env: Env) -> str:
     drafted = [run for run in runs if run]
     if 2 * len(drafted) <= len(runs):
         return html
-    return _drafted(html, marks.runs[max(drafted, key=drafted.count)][1])
+    return _drafted(html, marks, max(drafted, key=drafted.count))
 
 
-def _drafted(html: str, n_tokens: int) -> str:
-    return f'<span class="drafted" data-n="{n_tokens}">{html}</span>'
+def _drafted(html: str, marks: Marks, run: int) -> str:
+    source = "".join(marks.sources[run // 2 : run // 2 + 1])
+    told = f' data-from="{escape(source)}"' if source else ""
+    return f'<span class="drafted" data-n="{marks.runs[run][1]}"{told}>{html}</span>'
 
 
 def _text(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
@@ -323,7 +336,7 @@ def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, e
 
 
 def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    """A code block with its language and a Copy button."""
+    """A code block below a line with its language and buttons."""
     token, language = tokens[index], _language(tokens[index])
     code, at, live = token.content, token.meta.get("at"), _Live()
     if at and "live" in env:
@@ -338,9 +351,18 @@ def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env
             live.code, live.stack, code, at = live.code + code[:n], stack, code[n:], at[n:]
     html = live.html + _code_html(code, language, live.stack, at, env)
     name = f"<span>{escape(language)}</span>" if _LANGUAGE.fullmatch(language) else ""
-    button = '<button type="button" data-action="copy-code">Copy</button>'
-    shown = f"<pre><code>{html}</code></pre>"
-    return f'<div class="code">{shown}<span class="actions">{name}{button}</span></div>'
+    actions = {"wrap": "Wrap", "download": "Download", "copy-code": "Copy"}
+    if language.lower() in PREVIEWED:
+        actions = {"preview": "Preview", **actions}
+    buttons = "".join(
+        f'<button type="button" data-action="{action}">{label}</button>'
+        for action, label in actions.items()
+    )
+    file = f"code{suffix(language)}"
+    return (
+        f'<div class="code" data-name="{file}"><div class="actions">{name or "<span></span>"}'
+        f"{buttons}</div><pre><code>{html}</code></pre></div>"
+    )
 
 
 def _language(token: Token) -> str:
@@ -378,10 +400,9 @@ def _link_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env
     return str(self.renderToken(tokens, index, options, env))
 
 
-def _parser() -> MarkdownIt:
-    made = MarkdownIt("commonmark", {"html": False, "breaks": True})
-    made.enable(["table", "strikethrough"]).disable(["image", "text_join"])
-    formulas.add_formulas(made)
+def _parser(preset: str, *rules: str) -> MarkdownIt:
+    made = MarkdownIt(preset, {"html": False, "breaks": True})
+    made.enable(rules).disable(["image", "text_join"])
     made.core.ruler.at("inline", _core)
     for name, render_rule in (
         ("text", _text),
@@ -398,4 +419,6 @@ def _parser() -> MarkdownIt:
     return made
 
 
-_markdown = _parser()
+_markdown = _parser("commonmark", "table", "strikethrough")
+formulas.add_formulas(_markdown)
+_messages = _parser("zero", "fence", "table", "backticks")

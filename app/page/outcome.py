@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from time import monotonic
 
 from app.page.steps import milliseconds, n_tokens
-from app.worker.messages import Done, StepRecord
+from app.worker.messages import Done, StepRecord, Tokens
 from speculation.drafter import BASELINE
-from speculation.stats import STRUCTURE, rate
+from speculation.meter import STRUCTURE, rate
 
 LEAST_TOKENS, LEAST_MS = 32, 100.0  # of a reply that tells a speed-up
 LEAST_PLAIN = 8  # steps
@@ -36,6 +37,25 @@ _COPYING = ("prompt-lookup", "suffix")
 _ENDS = {"cancelled": "stopped", "length": "length limit", "context": "context full"}
 
 
+class Pace:
+    """How fast a reply is being written."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._n_first = self._n = self._n_drafted = 0
+
+    def take(self, event: Tokens) -> str:
+        """What to say after more tokens. The first ones tell no time."""
+        now = monotonic()
+        self._n += len(event.pieces)
+        self._n_drafted += sum(is_drafted for _, is_drafted in event.pieces)
+        if not self._began:
+            self._began, self._n_first = now, self._n
+        per_second = rate(self._n, self._n_first, now - self._began)
+        share = f", {100 * self._n_drafted / self._n:.0f}% drafted" if self._n_drafted else ""
+        return f"{_speed(per_second)}{share}" if per_second else ""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What is said below a reply.
@@ -52,17 +72,18 @@ def outcome(
     done: Done,
     records: Sequence[StepRecord] = (),
     message: str = "",
+    files: str = "",
     n_left_out: int = 0,
 ) -> Outcome:
     """What to say of a reply that ended with ``done``.
 
     records      its steps
-    message      what the user wrote, to tell what was copied from it
+    message, files  what the user wrote, and its files, to tell what was copied from there
     n_left_out   how many earlier turns the prompt left out
     """
     ratio, plain_step = _plain(records)
     return Outcome(
-        _sentence(done, records, message, ratio),
+        _sentence(done, _counts(records, message, files), ratio),
         tuple(_figures(done, records, plain_step, n_left_out)),
     )
 
@@ -88,24 +109,21 @@ def _plain(records: Sequence[StepRecord]) -> tuple[float, str]:
     return n * step / spent if is_long else 0.0, figure
 
 
-def _sentence(done: Done, records: Sequence[StepRecord], message: str, ratio: float) -> str:
+def _sentence(done: Done, counts: Counter[str], ratio: float) -> str:
     if not done.n_tokens:
         return "No tokens were written"
+    fast = _speed(speed(done)) if speed(done) else ""
     if done.method == BASELINE:
-        return "Plain decoding: one token a step, no drafts"
-    if not done.n_drafted:
-        return _no_drafts(done)
-    if done.n_accepted:
-        came = _accepted(done, records, message)
+        came = "Plain decoding: one token a step, no drafts"
+    elif not done.n_drafted:
+        came = _no_drafts(done)
     else:
         came = f"0 of {done.n_drafted} drafts were accepted"
-    if not ratio:
-        return came
-    if round(ratio, 1) == 1.0:
-        return f"About as fast as plain decoding: {came}"
-    if ratio > 1.0:
-        return f"About {times(ratio)} as fast as plain decoding: {came}"
-    return f"Slower than plain decoding, about {times(ratio)} as fast: {came}"
+        if done.n_accepted:
+            came = _accepted(done, counts)
+        if ratio and fast:
+            return f"{fast}, about {times(ratio)} plain: {came}"
+    return ". ".join(filter(None, [fast, came]))
 
 
 def times(ratio: float) -> str:
@@ -128,9 +146,9 @@ def _cost_of_checking(done: Done) -> float:
     return done.decode_ms[CHECKED - 1] / done.decode_ms[0]
 
 
-def _accepted(done: Done, records: Sequence[StepRecord], message: str) -> str:
+def _accepted(done: Done, counts: Counter[str]) -> str:
     """How many tokens were accepted drafts, and where most of those came from."""
-    counts, n = _counts(records, message), done.n_accepted
+    n = done.n_accepted
     of_all = f"{n} of {done.n_tokens} tokens {'was' if n == 1 else 'were'}"
     # The steps are those of the whole reply, ``done`` is of its last part if it was continued.
     if not counts or counts.total() != n:
@@ -139,21 +157,31 @@ def _accepted(done: Done, records: Sequence[StepRecord], message: str) -> str:
     return f"{of_all} {verb}" if most == n else f"{of_all} drafted, {most} of them {verb}"
 
 
-def _counts(records: Sequence[StepRecord], message: str) -> Counter[str]:
+def _counts(records: Sequence[StepRecord], message: str, files: str) -> Counter[str]:
     """How many accepted drafts came from where."""
     counts: Counter[str] = Counter()
-    last = ""  # the token before the step
+    last = ""
     for record in records:
-        path = [record.nodes[node] for node in record.path]
-        # A copy of the message has the token before it from there, too.
-        is_in_message = last + "".join(node.piece for node in path) in message
-        for node in path:
-            verb = _VERBS.get(node.source, f"drafted by {node.source}")
-            if node.source in _COPYING:
-                verb = f"copied from {'your message' if is_in_message else 'earlier text'}"
-            counts[verb] += 1
-        last = record.bonus or (path[-1].piece if path else last)
+        counts.update(verbs(record, last, message, files))
+        last = last_token(record, last)
     return counts
+
+
+def verbs(record: StepRecord, before: str, message: str = "", files: str = "") -> list[str]:
+    """What became each of a step's accepted drafts, which follow the token ``before``."""
+    path = [record.nodes[node] for node in record.path]
+    # A copy has the token before it from there, too.
+    copied = before + "".join(node.piece for node in path)
+    place = "your message" if copied in message else "earlier text"
+    found = _VERBS | dict.fromkeys(
+        _COPYING, f"copied from {'your file' if copied in files else place}"
+    )
+    return [found.get(node.source, f"drafted by {node.source}") for node in path]
+
+
+def last_token(record: StepRecord, before: str) -> str:
+    """The last token of the text after a step; ``before`` is that before it."""
+    return record.bonus or (record.nodes[record.path[-1]].piece if record.path else before)
 
 
 def _figures(

@@ -51,11 +51,16 @@ class Owners:
         return _hash(made)
 
 
+def is_from_here(http: Request) -> bool:
+    """Whether a request comes from the server's own machine."""
+    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
+    return is_loopback(host)
+
+
 def is_trusted(http: Request, owner: str) -> bool:
     """Whether this is no stranger: somebody without a key, on another machine, where others than
     one person can use the server."""
-    host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
-    return not owner or bool(memory_of(http)) or is_loopback(host)
+    return not owner or bool(memory_of(http)) or is_from_here(http)
 
 
 def _hash(text: str) -> str:

@@ -24,10 +24,12 @@ class Prompt:
     """The messages, and the turns of the chat that a prompt may begin with.
 
     starts  a turn for each that ``LeftOut`` counts
+    files   the texts of the files
     """
 
     messages: tuple[Mapping[str, Any], ...]
     starts: tuple[int, ...]
+    files: str = ""
 
     @property
     def said(self) -> str:
@@ -80,7 +82,8 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
                 continue
             text = opening + turn.text if is_last else answer_of(turn.text, opening)
             messages.append({"role": "assistant", "content": text})
-    return Prompt(tuple(messages), tuple(starts))
+    files = "\n".join(file["text"] for turn in path for file in turn.files)
+    return Prompt(tuple(messages), tuple(starts), files)
 
 
 def _with_results(turn: Turn, text: str) -> list[Mapping[str, Any]]:

@@ -39,7 +39,7 @@ _Pair = Field(min_length=2, max_length=2)
 
 
 @dataclass
-class Call:
+class ToolCall:
     """A call of a tool.
 
     name       as the model wrote it
@@ -62,7 +62,7 @@ class Call:
         """Whether the user may answer it, unless it is running now."""
         return self.state in ("asked", "running", "stopped")
 
-    def repeats(self, earlier: Sequence[Call]) -> bool:
+    def repeats(self, earlier: Sequence[ToolCall]) -> bool:
         """Whether one of the calls was the same, and has not failed."""
         asked = self.name, _object(self.arguments)
         made = [one for one in earlier if one.state != "stopped" and not one.is_error]
@@ -78,7 +78,7 @@ class Call:
 class Kept:
     """What is kept of a reply beside its text.
 
-    runs       [characters, tokens] of its text: a plain run, a drafted one, and so on in turn
+    runs, sources  of its text, as in ``Marks``
     opening    the mark that opens the reasoning, if the prompt contains it instead of the reply
     thinking   whether the model was told to reason
     seconds_thinking  how long it has reasoned
@@ -92,6 +92,7 @@ class Kept:
     model: str = ""
     n_ctx: NonNegativeInt = 0
     runs: list[Annotated[list[NonNegativeInt], _Pair]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     opening: str = ""
     thinking: bool | None = None
     seconds_thinking: FiniteFloat = 0.0
@@ -101,7 +102,7 @@ class Kept:
     sentence: str = ""
     figures: list[Annotated[list[str], _Pair]] = field(default_factory=list)
     cells: list[Annotated[list[FiniteFloat], _Pair]] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     done: Done | None = None
 
 
@@ -116,11 +117,11 @@ class Reply(Kept):
     text: str = ""
     notice: str = ""
     tools: Sequence[Tool] = ()
-    earlier: Sequence[Call] = ()
+    earlier: Sequence[ToolCall] = ()
     marks: Marks = field(default_factory=Marks)
     _thinks_since: float | None = None
     _parser: ReplyParser | None = None
-    _begun: list[Call] = field(default_factory=list)  # those that it has written so far
+    _begun: list[ToolCall] = field(default_factory=list)  # those that it has written so far
 
     @property
     def end(self) -> int:
@@ -157,7 +158,8 @@ class Reply(Kept):
         half = len(self.text) - len(self.text.rstrip("\ufffd"))
         if half:  # half of a character cannot be continued
             self.text = self.text[:-half]
-            self.marks = Marks.of(self.marks.runs, len(self.text))
+            self.marks = Marks.of(self.marks.runs, len(self.text), self.marks.sources)
+        del self.marks.sources[len(self.marks.runs) // 2 :]  # of steps whose tokens did not come
         self.method, self.done, self.error = method, None, ""
         self.sentence, self.figures, self.cells = "", [], []
 
@@ -199,7 +201,7 @@ class Reply(Kept):
     def _read_calls(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
             if isinstance(delta, CallStart):
-                self._begun.append(Call(delta.name))
+                self._begun.append(ToolCall(delta.name))
                 self.notice = f"Calling {delta.name}"
             elif isinstance(delta, CallArguments):
                 self._begun[-1].arguments += delta.text
@@ -226,7 +228,7 @@ class Reply(Kept):
             elif call.repeats(self.earlier):
                 call.state = "repeated"
 
-    def _refuse(self, call: Call, why: str) -> None:
+    def _refuse(self, call: ToolCall, why: str) -> None:
         call.state, call.result, call.is_error = "done", why, True
 
     def _time_reasoning(self) -> None:
@@ -240,6 +242,7 @@ class Reply(Kept):
         """What ``from_json`` reads, without the text."""
         kept = {one.name: getattr(self, one.name) for one in fields(Kept)}
         kept["runs"] = [list(run) for run in self.marks.runs]
+        kept["sources"] = list(self.marks.sources)
         kept["seconds_thinking"] = round(self.seconds_thinking, 1)
         kept["calls"] = [vars(call) for call in self.calls]
         if self.done is not None:
@@ -256,9 +259,10 @@ class Reply(Kept):
             log.warning("ignoring what was kept of a reply beside its text: %s", error)
             found = Kept()
         runs, found.runs = found.runs, []
+        sources, found.sources = found.sources, []
         if sum(n_characters for n_characters, _ in runs) != len(text):
             runs = []
-        return cls(**vars(found), text=text, marks=Marks.of(runs, len(text)))
+        return cls(**vars(found), text=text, marks=Marks.of(runs, len(text), sources))
 
 
 def _object(text: str) -> dict[str, Any] | None:

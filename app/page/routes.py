@@ -19,7 +19,9 @@ from starlette.responses import JSONResponse, StreamingResponse
 from app.api.body import Limited
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
+from app.api.log import current_call
 from app.api.replies import while_connected
+from app.api.service import memory_of
 from app.api.sse import EventStream, with_pings
 from app.mcp.config import ConfigError
 from app.mcp.servers import ToolError
@@ -28,7 +30,7 @@ from app.page.apart import Apart, Unreadable
 from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
 from app.page.feed import encoded
 from app.page.imported import chats_of
-from app.page.owners import STRANGER, Owners, is_trusted
+from app.page.owners import STRANGER, Owners, is_from_here, is_trusted
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
 from app.page.settings import read_settings
@@ -39,6 +41,7 @@ from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
 PING_SECONDS = 15.0
+MOST_HITS = 50  # that a search shows
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
 
@@ -174,9 +177,9 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
                 "turn": hit.turn,
                 "snippet": re.split("[\x02\x03]", hit.snippet),
             }
-            for hit in hits
+            for hit in hits[:MOST_HITS]
         ]
-        return as_json({"hits": told})
+        return as_json({"hits": told, "n": len(hits)})
 
     @router.post("/chats")
     async def new_chat(
@@ -364,6 +367,19 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     async def stop_race(owner: Owner, race: str) -> Response:
         chats.races.stop(owner, race)
         return as_json({})
+
+    # What the server does
+
+    @router.get("/requests")
+    async def requests(http: Request, owner: Owner) -> Response:
+        """The last requests for text, the newest first, and what is known of drafts. Who shares the
+        server sees the own ones alone, unless it has no keys and this is its machine."""
+        sees_all = not owner or (not memory_of(http) and is_from_here(http))
+        latest = [one for one in current_call().latest if sees_all or one.owner == owner]
+        drafting, model = backend.report().drafting, backend.status().model
+        is_known = model is not None and model.load == drafting.load
+        told = asdict(drafting) if is_known else None
+        return as_json({"requests": [one.as_json() for one in latest], "drafting": told})
 
     # Presets
 

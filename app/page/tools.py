@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from app.mcp.servers import Servers, Tool
-from app.page.reply import Call, Reply
+from app.page.reply import Reply, ToolCall
 
 MOST_ROUNDS = 10  # of calls after a message; then the model has to answer
 LEAST_RESULT = 500  # characters
@@ -32,7 +32,7 @@ class Tools:
         found = await self.servers.tools(list(chosen))
         return [tool for tool in found if tool.own not in chosen[tool.server]]
 
-    def take(self, chat: str, call: Call, answer: Answer) -> None:
+    def take(self, chat: str, call: ToolCall, answer: Answer) -> None:
         """Take the user's answer to a call."""
         call.state = "denied" if answer == "never" else "asked"
         if answer != "once":
@@ -42,7 +42,7 @@ class Tools:
         """Forget what was answered for all calls in a chat."""
         self._answers = {key: value for key, value in self._answers.items() if key[0] != chat}
 
-    def decide(self, chat: str, call: Call) -> bool:
+    def decide(self, chat: str, call: ToolCall) -> bool:
         """Whether a call is made now, without another answer. One that never is, is denied."""
         known = self._answers.get((chat, call.server, call.tool))
         if call.state == "asked" and known is False:
@@ -50,13 +50,13 @@ class Tools:
         return call.state == "asked" and known is True
 
     @staticmethod
-    def are_done(rounds: Sequence[Sequence[Call]]) -> bool:
+    def are_done(rounds: Sequence[Sequence[ToolCall]]) -> bool:
         """Whether the model has to answer after these rounds of calls, the last one first: it
         repeats itself, as small models do while they see tools, or there were too many."""
         is_again = bool(rounds) and all(call.state == "repeated" for call in rounds[0])
         return is_again or len(rounds) >= MOST_ROUNDS
 
-    async def call(self, call: Call, reply: Reply) -> None:
+    async def call(self, call: ToolCall, reply: Reply) -> None:
         """Make a call. Its result has at most half of what the reply leaves of the context."""
         # A token has about three characters.
         room = 3 * (reply.n_ctx - reply.n_context) // 2 // len(reply.calls)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from app.page.markdown import Growing, render_blocks
+from app.page.markdown import Growing, render_blocks, render_message
 from app.page.reply import Reply
 from app.store import Turn
 
@@ -87,7 +87,7 @@ def turn_json(
     }
     if turn.role == "user":
         files = [{"name": file["name"], "size": size_of(file["text"])} for file in turn.files]
-        return {**found, "text": turn.text, "files": files}
+        return {**found, "text": turn.text, "blocks": render_message(turn.text), "files": files}
     if live is not None:
         return {**found, **live}
     reply = Reply.from_json(turn.text, turn.reply)

@@ -31,7 +31,7 @@ class _Bases(dict[int, str]):
 _bases = _Bases()
 
 
-def find(db: Connection, owner: str, text: str, limit: int) -> list[Hit]:
+def find(db: Connection, owner: str, text: str) -> list[Hit]:
     """Titles, then turns, latest first, that have all words of ``text``, also within others.
 
     A chat is found with a snippet once: its title is often the beginning of its first message.
@@ -40,8 +40,6 @@ def find(db: Connection, owner: str, text: str, limit: int) -> list[Hit]:
     hits: dict[tuple[str, str], Hit] = {}
     for query in (_TITLES, _TEXTS) if words else ():
         for row in db.execute(query, (owner,)):
-            if len(hits) == limit:
-                break
             if snippet := _snippet(row["text"], words):
                 hit = Hit(chat_of(row), row["turn"], snippet)
                 hits[hit.chat.id, snippet] = hit
@@ -60,11 +58,12 @@ def _snippet(text: str, words: list[str]) -> str:
     if not all(word in folded for word in words):
         return ""
     pattern = re.compile("|".join(map(re.escape, words)))
-    found = [one.span() for one in pattern.finditer(folded)]
-    begin = max(0, found[0][0] - BEFORE)
-    end = max(begin + LENGTH, found[0][1])
+    found = pattern.search(folded)
+    assert found is not None
+    begin = max(0, found.start() - BEFORE)
+    end = max(begin + LENGTH, found.end())
     parts, at = ["…" if begin else ""], begin
-    for first, last in (one for one in found if one[1] <= end):
+    for first, last in (one.span() for one in pattern.finditer(folded, found.start(), end)):
         parts += [_plain(text[at:first]), f"\2{_plain(text[first:last])}\3"]
         at = last
     return "".join([*parts, _plain(text[at:end]), "…" if end < len(text) else ""])

@@ -314,9 +314,9 @@ class Store:
         return get_chat(db, found.chat, owner)
 
     @_runs
-    def search(self, db: Connection, owner: str, text: str, limit: int = 50) -> list[Hit]:
+    def search(self, db: Connection, owner: str, text: str) -> list[Hit]:
         """Titles, then turns, latest first, with all words of ``text``."""
-        return search.find(db, owner, text, limit)
+        return search.find(db, owner, text)
 
     # Presets
 

@@ -41,9 +41,9 @@ from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.reply import Reply
 from speculation.system.computed_by import computed_by
 from speculation.system.files import read_text
-from speculation.text import Text
 
 DEFAULT_PARALLEL = 4  # texts written at a time
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
@@ -73,7 +73,7 @@ class Job:
         self.is_reply = isinstance(message, ChatRequest)
         lane = "embed" if isinstance(message, Embed) else lane
         self.lane = "load" if self.is_load else lane
-        self.text: Text | None = None
+        self.text: Reply | None = None
         self.n_ahead = 0
         self.is_taken = self.is_cancelled = self.has_begun = self.has_ended = False
         self._pass_on = pass_on

@@ -116,6 +116,7 @@ class ChatRequest:
     parallel_tool_calls  whether it may call several
     template_kwargs  more variables for the chat template
     continue_last  whether a last message of the assistant is continued; None: unless it has calls
+    begun       tokens that the reply begins with
     prediction  what the reply is expected to be, for the most part
     memory      the texts to draft from: a client's own by its name, "" for those that all clients
                 share, None for none
@@ -147,6 +148,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool | None = None
+    begun: tuple[int, ...] = ()
     prediction: str = ""
     memory: str | None = ""
     on_disk: bool = True
@@ -235,7 +237,7 @@ class Tokens:
 
 
 class Node(NamedTuple):
-    """A draft of a step, as ``speculation.steps.Draft``: its token as text.
+    """A draft of a step, as ``speculation.meter.Draft``: its token as text.
 
     A token by itself may be half a character; it is then "\\ufffd".
     """
@@ -246,7 +248,7 @@ class Node(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """A step of a reply, as ``speculation.steps.RecordedStep``, with tokens as texts.
+    """A step of a reply, as ``speculation.meter.RecordedStep``, with tokens as texts.
 
     bonus  the token that the model added; empty if the text ended before it or with it
     """
@@ -278,7 +280,7 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a reply, with its counters, which ``speculation.stats`` explains.
+    """The end of a reply, with its counters, which ``speculation.meter`` explains.
 
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
     stop_string    the stop string that ended it; empty if none did
@@ -376,6 +378,33 @@ class Answer:
     vectors: tuple[bytes, ...] = ()
 
 
+class Asking(NamedTuple):
+    """What asking a source of ``auto`` brings on average: accepted tokens, and the milliseconds
+    that it takes and gains. One that ``tells`` how likely its draft is is asked if that is enough,
+    others if asking gains time."""
+
+    source: str
+    tokens: float
+    ms: float
+    gain_ms: float
+    tells: bool
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What drafts cost and bring, as known at the end of the last reply.
+
+    load       of which load of a model, as in ``LoadedModel``; 0: nothing is known
+    decode_ms  as in ``Done``
+    pays_from  percent from which drafts pay, if each is accepted with it; above 100: never
+    """
+
+    load: int = 0
+    decode_ms: tuple[float, ...] = ()
+    pays_from: int = 0
+    sources: tuple[Asking, ...] = ()
+
+
 @dataclass(frozen=True)
 class Report:
     """What the engine does, and has done since its process started.
@@ -405,6 +434,7 @@ class Report:
     decode_seconds: float = 0.0
     n_longest: int = 0
     accepted: tuple[int, ...] = ()
+    drafting: Drafting = Drafting()
 
 
 @dataclass(frozen=True)

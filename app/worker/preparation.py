@@ -64,7 +64,7 @@ def prepared(
     if request.echo is not None and request.logprobs is not None:
         scored = _scored(engine.model, iter(prompt.tokens), emit)
     return EngineRequest(
-        tuple(prompt.tokens),
+        (*prompt.tokens, *request.begun),
         method=_method(request.method),
         sampling=sampling,
         max_tokens=request.max_tokens,

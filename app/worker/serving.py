@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,10 @@ from typing import Any
 
 from app.worker.loading import Job, ModelSlot
 from app.worker.messages import (
+    Asking,
     ChatRequest,
     Done,
+    Drafting,
     Event,
     LoadedModel,
     ModelSpec,
@@ -42,11 +45,13 @@ from app.worker.wording import QueueFull, failure
 from batching.errors import ModelError
 from batching.llama.model import Model
 from batching.watched import GivenUp, until
+from speculation.auto.drafter import known_asks
 from speculation.chat.detokenizer import Token
+from speculation.drafting.cost import SIZES
 from speculation.engine import Engine
+from speculation.meter import RecordedStep
+from speculation.reply import Reply
 from speculation.sampling import TokenLogprobs
-from speculation.steps import RecordedStep
-from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
@@ -58,7 +63,6 @@ LARGE, MANY = 2**18, 2**16
 HARD = naming("dry_breakers", "grammar", "regex", "pattern", "patternProperties", "allOf", "$ref")
 PROPERTIES = naming("properties")
 HOLD_SECONDS = 30.0
-_MOST_ROWS = 8  # whose cost ``Done`` tells
 
 
 class Serving:
@@ -293,9 +297,10 @@ class Serving:
             elif isinstance(item, Exception):
                 self._end(job, failure(item))
             else:
+                drafting = _drafting(engine, text, self.status.model)
                 if job.has_begun:
-                    self._totals = _added(self._totals, text)
-                decode_ms = _decode_ms(engine, text) if request.record else ()
+                    self._totals = replace(_added(self._totals, text), drafting=drafting)
+                decode_ms = drafting.decode_ms if request.record else ()
                 self._end(job, _done(text, self.status.model, prompt, decode_ms))
 
         text.forward(take)
@@ -339,20 +344,27 @@ def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
     )
 
 
-def _decode_ms(engine: Engine, text: Text) -> tuple[float, ...]:
-    """Milliseconds of a decode of 1, 2, … rows at the end of a text, if they are known."""
+def _drafting(engine: Engine, text: Reply, model: LoadedModel | None) -> Drafting:
+    """What is known of drafts at the end of a text."""
     cost = engine.resources.known_cost
-    if cost is None:
-        return ()
-    curve = cost.curve(len(text.tokens))
-    return tuple(round(1e3 * curve.at(n), 3) for n in range(1, _MOST_ROWS + 1))
+    if cost is None or model is None:
+        return Drafting()
+    prices = cost.prices(len(text.prompt) + len(text.token_ids))
+    plain = prices.plain
+    least = bisect_left(range(101), True, key=lambda percent: prices.pay(percent / 100))
+    sources = tuple(
+        Asking(name, asks.tokens, 1e3 * asks.seconds, 1e3 * asks.gain(plain), asks.tells)
+        for name, asks in known_asks(engine.resources).items()
+    )
+    decode_ms = tuple(round(1e3 * prices.curve.at(n), 3) for n in range(1, SIZES[-1] + 1))
+    return Drafting(model.load, decode_ms, least, sources)
 
 
 _SUMS = "n_read n_reused n_tokens n_steps n_drafted n_accepted".split()
 _COUNTS = [*_SUMS, "n_prompt", "n_first", "prefill_seconds", "first_seconds", "decode_seconds"]
 
 
-def _added(totals: Report, text: Text) -> Report:
+def _added(totals: Report, text: Reply) -> Report:
     """The totals with those of a text that has ended."""
     stats, accepted = text.stats, Counter(dict(enumerate(totals.accepted)))
     for n_tokens, n_steps in stats.tokens_histogram.items():
@@ -370,7 +382,7 @@ def _added(totals: Report, text: Text) -> Report:
     )
 
 
-def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[float, ...]) -> Done:
+def _done(text: Reply, model: LoadedModel | None, prompt: str, ms: tuple[float, ...]) -> Done:
     counts = {name: getattr(text.stats, name) for name in _COUNTS}
     return Done(
         text.finish_reason or "stop",
@@ -378,6 +390,6 @@ def _done(text: Text, model: LoadedModel | None, prompt: str, decode_ms: tuple[f
         model,
         stop_string=text.stop_string,
         prompt=prompt,
-        decode_ms=decode_ms,
+        decode_ms=ms,
         **counts,
     )

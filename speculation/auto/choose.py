@@ -9,10 +9,10 @@ from batching.clock import now
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.selection import select
 from speculation.drafting.cost import Cost
-from speculation.text import Text, failing
+from speculation.sequence import TokenSequence
 
 
-def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT) -> None:
+def choose(texts: Sequence[TokenSequence], prompt_rows: int = 0, max_rows: int = NO_LIMIT) -> None:
     """Keep of the texts' trees the drafts that are worth decoding together, up to ``max_rows``.
 
     A method with parameters of its own decodes all that it drafted: those rows are given, as are
@@ -30,22 +30,22 @@ def choose(texts: Sequence[Text], prompt_rows: int = 0, max_rows: int = NO_LIMIT
     selected = select(
         [text.tree for text, _ in chosen],
         [text.budget for text, _ in chosen],
-        curve.table_to(min(max_rows, plain_rows + n_drafts)),
+        [curve.at(n) for n in range(min(max_rows, plain_rows + n_drafts) + 1)],
         n_texts=len(texts),
         plain_rows=plain_rows,
         last_rows=cost.last_rows,
         change_seconds=cost.change(curve, plain_rows),
-        overhead_seconds=cost.overhead * len(texts),
+        overhead_seconds=cost.overhead.value * len(texts),
     )
     for (text, chooser), nodes in zip(chosen, selected, strict=True):
-        with failing(text):
+        with text:
             chooser.keep(text.tree, nodes)
     spent = (now() - start) / len(chosen)
     for text, _ in chosen:
-        text.draft_seconds += spent
+        text.meter.draft_seconds += spent
 
 
-def give_one_length(texts: Sequence[Text], cost: Cost) -> None:
+def give_one_length(texts: Sequence[TokenSequence], cost: Cost) -> None:
     """Give the drafts of a recurrent model's texts one length, and some texts none, so that they
     can be taken back (``rows.rows_back``). Does nothing for other models.
 
@@ -57,7 +57,7 @@ def give_one_length(texts: Sequence[Text], cost: Cost) -> None:
         return
     curve = cost.curve(0)
 
-    def n_drafts(text: Text) -> int:
+    def n_drafts(text: TokenSequence) -> int:
         return 0 if text.cache.n_deferred else len(text.tree) - 1
 
     def expected(tree: TokenTree, n: int) -> float:
@@ -72,12 +72,12 @@ def give_one_length(texts: Sequence[Text], cost: Cost) -> None:
     n = max(sorted({0, *map(n_drafts, texts)}), key=rate)
     for text in drafted:
         keep = text.tree.keep if text.chooser is None else partial(text.chooser.keep, text.tree)
-        with failing(text):
+        with text:
             keep(list(range(1, 1 + n)) if n_drafts(text) >= n else [])
 
 
 def follow(
-    texts: Sequence[Text], cost: Cost, parts: Sequence[int], n_prompt: int, seconds: float
+    texts: Sequence[TokenSequence], cost: Cost, parts: Sequence[int], n_prompt: int, seconds: float
 ) -> None:
     """Learn what a decode cost: rows of each of its ``parts``, ``n_prompt`` of them of prompts."""
     n_rows = sum(parts)

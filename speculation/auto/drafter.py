@@ -27,9 +27,8 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
-from speculation.drafting.acceptance import RATE
 from speculation.drafting.cost import SIZES, Cost
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, State
 from speculation.system.params import Params, param
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
@@ -106,14 +105,19 @@ def _make(
 def _asks(name: str, resources: Resources, share: float) -> Asks:
     """What is known of asking a source: at first what two levels and a row are expected to take."""
 
-    def make() -> Asks:
+    def make(saved: object) -> tuple[Asks, State]:
         cost, curve = resources.cost, resources.cost.curve(0)
         seconds = 2 * share * curve.at(1) + curve.at(2) - curve.at(1)
-        asks = Asks(resources.saved(name), seconds=seconds, reading=share * cost.row_seconds)
-        resources.save(name, asks.state)
-        return asks
+        asks = Asks(saved, seconds=seconds, reading=share * cost.row_seconds)
+        return asks, asks.state
 
-    return resources.keep(("asks", name), make)
+    known_asks(resources)[name] = found = resources.learnt(name, make)
+    return found
+
+
+def known_asks(resources: Resources) -> dict[str, Asks]:
+    """What is known of asking the sources of the texts so far."""
+    return resources.keep("asks", dict)
 
 
 class Auto(Drafter):
@@ -138,6 +142,7 @@ class Auto(Drafter):
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
         self._max_leaves = max(2, math.ceil(1 / share))
         self._asked: list[Source] = []
+        self._promised: int | None = None  # the first source worth asking in the coming step
         self._curve = cost.curve(0)  # of the present step
         # Seconds that tries may take in this text: what its drafts saved, and a share of its time.
         self._spare = 0.0
@@ -155,7 +160,7 @@ class Auto(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.cost.begin()
-        self._spare = 0.0
+        self._spare, self._promised = 0.0, None
         for source in self.sources:
             source.begin(prompt)
 
@@ -167,10 +172,13 @@ class Auto(Drafter):
             source.end(tokens)
 
     def promise(self, tokens: Sequence[int]) -> float:
-        """1 if a source is worth asking, else 0."""
+        """1 if a source is worth asking, else 0. A rough cost is checked by plain steps first."""
+        if not self.cost.is_checked and self.cost.n_texts == 1:
+            return 0.0
         prices = self.cost.prices(len(tokens) - 1)
-        for source in self.sources:
+        for i, source in enumerate(self.sources):
             if source.is_worth_asking(tokens, prices, self._spare):
+                self._promised = i
                 return 1.0
         return 0.0
 
@@ -189,23 +197,24 @@ class Auto(Drafter):
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         prices = self.cost.prices(len(tokens) - 1)
         self._curve = prices.curve
-        self.budget = shared = DraftBudget(
-            min(budget.max_nodes, self.params.rows_max - 1),
-            budget.max_depth,
-            min(budget.max_leaves, self._max_leaves),
-            max(self._curve.row_share, _MIN_PATH_PROB),
-            budget.chain_only,
-            budget.n_vocab,
+        self.budget = shared = budget._replace(
+            max_nodes=min(budget.max_nodes, self.params.rows_max - 1),
+            max_leaves=min(budget.max_leaves, self._max_leaves),
+            min_path_prob=max(self._curve.row_share, _MIN_PATH_PROB),
         )
         self._asked = asked = []
         left, drafted = 1.0, 0.0
-        for source in self.sources:
+        first, self._promised = self._promised, None
+        for i, source in enumerate(self.sources[first or 0 :], first or 0):
             if len(tree) > 1:
                 path_probs = tree.path_probs()
                 drafted = sum(path_probs) - 1.0
                 firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
                 left = 1.0 - sum([path_probs[node] for node in firsts])
-            if not source.is_worth_asking(tokens, prices, self._spare, left, drafted):
+            is_promised = i == first and not drafted  # then it was looked at already
+            if not is_promised and not source.is_worth_asking(
+                tokens, prices, self._spare, left, drafted
+            ):
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
             yield from source.draft(tokens, own, shared)
@@ -232,7 +241,7 @@ class Auto(Drafter):
         cost, curve = self.cost, self._curve
         spent = step.own_seconds + clock.now() - start
         rest = spent - sum([source.seconds for source in asked])
-        cost.overhead += RATE * (rest - cost.overhead)
+        cost.overhead.add(rest)
         n_drafted = cost.last_rows - cost.n_texts
         row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / max(1, n_drafted)
         accepted = set(step.path)

@@ -24,6 +24,7 @@ class Asks:
     reading   time that it takes more for each token that the drafter has to read
     worth     time that asks gain in a reply
     credit    time that asks may take of which nothing is expected to be gained
+    tells     whether the drafter tells how likely its drafts are, and is asked by that
     """
 
     def __init__(self, state: object = None, *, seconds: float = 0.0, reading: float = 0.0) -> None:
@@ -32,7 +33,7 @@ class Asks:
         self.tokens, self.seconds, self.reading, self.worth = 1.0, seconds, reading, 0.0
         if isinstance(state, list) and len(state) == len(self.state()) and min(state) >= 0.0:
             self.tokens, self.seconds, self.reading, self.worth = state
-        self.credit = 0.0
+        self.credit, self.tells = 0.0, False
         self.n_replies = 0 if self.worth == 0.0 else round(1 / RATE)  # that ``worth`` is from
         self._n_read = 0 if self.worth == 0.0 else _MOST_READ  # tokens that ``reading`` is from
 
@@ -115,7 +116,8 @@ class Source:
         asks = self.asks
         promise = self.drafter.promise(tokens)
         if promise is not None:
-            return left * promise >= prices.pays_from
+            asks.tells |= promise > 0.0
+            return prices.pay(left * promise)
         reading = asks.reading * self.drafter.n_unread(tokens)
         gain = asks.gain(prices.plain, left, drafted) - (0.0 if drafted else prices.change)
         self._gain = gain

@@ -11,8 +11,8 @@ from itertools import groupby
 from speculation.bench.results import Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.drafter import BASELINE, shown
+from speculation.meter import PHASES
 from speculation.methods import METHODS, parameter_docs
-from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"

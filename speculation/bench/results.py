@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batching.cache import common_prefix
-from speculation.stats import Stats
+from speculation.meter import Stats
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from speculation.chat.template import Message, chat_prompt
 from speculation.drafter import BASELINE, Method
 from speculation.engine import Engine
 from speculation.methods import parse_method
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 
 WARM_UP_TOKENS = 32
 T = TypeVar("T")
@@ -159,13 +159,13 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
 
 def generate(
     engine: Engine, tokens: Sequence[int], method: Method, sampling: SamplingParams, n_predict: int
-) -> Text:
+) -> Reply:
     """Generate after an empty cache, so that every method prefills the whole prompt."""
     engine.call(lambda: engine.cache.truncate(0))
     return engine.generate(tokens, method=method, sampling=sampling, max_tokens=n_predict).run()
 
 
-def _difference(engine: Engine, baseline: Sequence[int], done: Text) -> Difference | None:
+def _difference(engine: Engine, baseline: Sequence[int], done: Reply) -> Difference | None:
     """Where the text diverges from ``baseline``, plain decoding's token ids."""
     index = first_difference(baseline, done.token_ids)
     if index is None:

@@ -8,7 +8,7 @@ from statistics import mean, median, stdev
 
 from speculation.bench.results import Run
 from speculation.drafter import BASELINE
-from speculation.stats import PHASES, Stats
+from speculation.meter import PHASES, Stats
 
 ALL = "all"
 

@@ -62,37 +62,57 @@ class Copy(NamedTuple):
 
 
 class CopyDrafter(Drafter):
-    """Drafts a copy as long as it is likely to be accepted. A method overrides ``_find``."""
+    """Drafts a copy as long as it is likely to be accepted.
+
+    A method overrides ``_start``, ``_read``, ``_find`` and ``_foresee``.
+    """
 
     def __init__(self, acceptance: Acceptance, p_min: float = P_MIN) -> None:
         """A draft's path probability is at least ``p_min``, or the budget's if that has one."""
         self._acceptance = acceptance
         self._p_min = p_min
+        self.begin([])
+
+    def begin(self, prompt: Sequence[int]) -> None:
         self._copy: Copy | None = None  # of this step
         self._foreseen: tuple[int, int] | None = None  # the next token, if not drafted; its cell
+        self._n_read = len(prompt)  # tokens of the text
+        self._start(prompt)
 
-    def _find(self, tokens: Sequence[int]) -> Copy | None:
-        """What to copy after ``tokens``, the whole text; None = nothing."""
+    def _start(self, prompt: Sequence[int]) -> None:
+        """Read the prompt, instead of an earlier text."""
         raise NotImplementedError
 
-    def promise(self, tokens: Sequence[int]) -> float:
-        self._foreseen = foreseen = self._foresee(tokens)
-        return 0.0 if foreseen is None else self._acceptance.prob(foreseen[1])
+    def _read(self, tokens: Sequence[int], n_new: int) -> None:
+        """Read the new ones of ``tokens``, the whole text."""
+        raise NotImplementedError
 
-    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def _find(self) -> Copy | None:
+        """What to copy after what was read; None = nothing."""
+        raise NotImplementedError
+
+    def _foresee(self) -> tuple[int, int] | None:
         """The next token and the cell of its acceptance, without comparing all there is."""
         raise NotImplementedError
 
-    def _compare(self, token: int) -> None:
-        """Learn whether the text went on as foreseen, though nothing was drafted."""
-        if self._foreseen is not None:
-            foreseen, cell = self._foreseen
-            self._acceptance.learn(cell, accepted=foreseen == token)
-            self._foreseen = None
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Read ``tokens``, and learn if they went on as foreseen where nothing was drafted."""
+        if n_new := len(tokens) - self._n_read:
+            if self._foreseen is not None:
+                token, cell = self._foreseen
+                self._acceptance.learn(cell, accepted=token == tokens[self._n_read])
+            self._read(tokens, n_new)
+            self._n_read = len(tokens)
+        self._foreseen = None
+
+    def promise(self, tokens: Sequence[int]) -> float:
+        self._follow(tokens)
+        self._foreseen = foreseen = self._foresee()
+        return 0.0 if foreseen is None else self._acceptance.prob(foreseen[1])
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._copy = copy = self._find(tokens)
-        self._foreseen = None
+        self._follow(tokens)
+        self._copy = copy = self._find()
         if copy is None:
             return
         n = min(len(copy.tokens), budget.room(tree), budget.max_depth)

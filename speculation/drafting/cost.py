@@ -9,38 +9,35 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, repeat
-from operator import mul
 from typing import NamedTuple
 
+import numpy as np
+
+from speculation.average import Average
 from speculation.drafting.acceptance import RATE
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NEAR, FAR = 128, 1536  # tokens in the context when the cost is measured
-_BLOCK = 4  # rows; with SmolLM2-135M 6 cost as much as 8, while 12, 20 and 24 lie on a line
 _SPAN = 256  # tokens of the context that share a curve
-# A text's first steps are atypical: the first is decoded with the prompt, the next ones find cold
-# caches and another compute graph (860, 290, 110 and 60 µs more; 7.5M parameters on 2 cores).
-_FIRST_STEPS = 4
-_PARTS = 50  # to which probabilities and shares of a step are rounded
+_SHORT = 0.05  # share of a single row's time below which a switch does not count
+_OWN = 0.2  # share of a correction that is of the size alone
+_CHECKED = 4  # single rows in a row that check a rough cost
+_CHAINS = (1, 3, 7, 15, 31, 63)  # lengths of drafts, to see whether any pays
 
 
 @dataclass(frozen=True)
 class CostCurve:
     """Seconds to decode n rows: measured, interpolated, or extrapolated beyond the last size.
 
-    Kernels work on blocks of rows. So between two sizes, n counts as the next multiple of four, or
-    as the larger size if that comes first: 7 rows may cost as much as 8, and 3 more than 4.
-
     sizes           row counts, ascending from 1
     seconds         time of each
     switch_seconds  extra cost of the first two batches of a size that differs from the one before:
                     llama.cpp builds a graph for the first, and a GPU records that for the second
 
-    >>> CostCurve((1, 3, 11), (1.0, 2.0, 4.0)).table[:12]
-    [0.0, 1.0, 2.0, 2.0, 2.25, 3.25, 3.25, 3.25, 3.25, 4.0, 4.0, 4.0]
+    >>> CostCurve((1, 3, 11), (1.0, 2.0, 4.0)).table[:8]
+    [0.0, 1.0, 1.5, 2.0, 2.25, 2.5, 2.75, 3.0]
     """
 
     sizes: Sequence[int]
@@ -62,23 +59,17 @@ class CostCurve:
     @cached_property
     def table(self) -> list[float]:
         """Seconds for 0, 1, 2, … at least 64 rows."""
-        most = max(self.sizes[-1], SIZES[-1])
-        return [0.0, *(self._at(n) for n in range(1, most + 1))]
-
-    def table_to(self, n: int) -> list[float]:
-        """Seconds for 0, 1, … ``n`` rows."""
-        table = self.table
-        table += [self._at(rows) for rows in range(len(table), n + 1)]
-        return table[: n + 1]
+        rows = range(1, max(self.sizes[-1], SIZES[-1]) + 1)
+        within = np.interp(rows, self.sizes, self.seconds).tolist()
+        beyond = [self._beyond(n) for n in rows[self.sizes[-1] :]]
+        return [0.0, *within[: self.sizes[-1]], *beyond]
 
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows."""
         table = self.table
-        return table[n] if n < len(table) else self._at(n)
+        return table[n] if n < len(table) else self._beyond(n)
 
-    def _at(self, n: int) -> float:
-        if n <= self.sizes[-1]:
-            return _interpolated(_block(n, self.sizes), self.sizes, self.seconds)
+    def _beyond(self, n: int) -> float:
         return self.seconds[-1] + self._slope * (n - self.sizes[-1])
 
     @cached_property
@@ -88,8 +79,9 @@ class CostCurve:
         A last size that was disturbed, or has a faster kernel, must not make rows free.
         """
         (*sizes, last), (*seconds, end) = self.sizes, self.seconds
-        rows = [(end - s) / (last - n) for n, s in zip(sizes, seconds, strict=True)]
-        return max(rows[:1] + rows[-1:], default=0.0)
+        if not sizes:
+            return end / last
+        return max([(end - seconds[i]) / (last - sizes[i]) for i in (0, -1)] + [0.0])
 
     @cached_property
     def row_share(self) -> float:
@@ -98,139 +90,116 @@ class CostCurve:
         per_row = [(self.table[n] / plain - 1) / (n - 1) for n in range(2, SIZES[-1] + 1)]
         return max(min(per_row), 1e-9)
 
-    def pays_from(self, n_texts: int, extra: float) -> float:
-        """The least probability from which drafts pay for one of ``n_texts``, if each is accepted
-        with it after those before; more than 1 if none pays.
-
-        ``extra`` seconds are what a step with drafts costs beside its rows.
-        """
-        plain = self.at(n_texts) / n_texts
-        key = n_texts, round(_PARTS * extra / plain)
-        found = self._pays_from.get(key)
-        if found is None:
-            most = max(1, SIZES[-1] - n_texts)
-            fixed = key[1] / _PARTS - n_texts
-            needed = [self.at(n_texts + n) / plain + fixed for n in range(1, most + 1)]
-
-            def pays(part: int) -> bool:
-                expected = accumulate(repeat(part / _PARTS, most), mul)
-                return any(e > need for e, need in zip(accumulate(expected), needed, strict=True))
-
-            found = bisect_left(range(_PARTS + 1), True, key=pays) / _PARTS
-            if found == 1.0 and not pays(_PARTS):
-                found = 2.0
-            self._pays_from[key] = found
-        return found
-
-    @cached_property
-    def _pays_from(self) -> dict[tuple[int, int], float]:
-        return {}
+    def scaled(self, factor: float) -> CostCurve:
+        """The curve of a machine that is ``factor`` times as slow."""
+        seconds = [factor * each for each in self.seconds]
+        return CostCurve(self.sizes, seconds, factor * self.switch_seconds)
 
 
 class Prices(NamedTuple):
     """What the drafts of the coming step have to save.
 
-    curve      seconds for n rows
-    plain      seconds of a token without drafts
-    pays_from  probability from which they pay
-    change     seconds that another number of rows costs
+    curve     seconds for n rows
+    n_texts   texts in the batch
+    plain     seconds of a token without drafts
+    change    seconds that another number of rows costs a text
+    overhead  seconds that a step with drafts costs a text beside its rows
     """
 
     curve: CostCurve
+    n_texts: int
     plain: float
-    pays_from: float
     change: float
+    overhead: float
+
+    def pay(self, prob: float) -> bool:
+        """Whether drafts pay of which each is accepted with ``prob`` after those before."""
+        extra = self.overhead + self.change - self.curve.at(self.n_texts)
+        expected, n = 0.0, 0
+        for length in _CHAINS if prob > 0.0 else ():
+            while n < length:
+                n += 1
+                expected += prob**n
+            if expected * self.plain > self.curve.at(self.n_texts + n) + extra:
+                return True
+        return False
 
 
 class Cost:
     """The cost of decoding with one model on one machine, at any place of the context.
 
-    Attention adds to a batch's cost in proportion to the tokens before it, so two measured curves
-    give all others. Real steps correct the curves.
+    Attention adds to a batch's cost in proportion to the tokens before it. Real steps correct the
+    curve.
 
-    near       the curve after NEAR tokens, as measured or corrected
-    level      real time of single rows over that of ``near``, in this run
+    growth     share by which a decode's cost grows with each token before it
+    level      real time of single rows over that measured, in this run
     n_texts    texts in each batch
     n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     overhead   average seconds of a step besides decoding and drafting, for each text
     is_rough   whether it was guessed, or measured while other programs took the processors
+    is_checked whether real single rows have shown the level of a rough one
     """
 
     def __init__(
         self, near: CostCurve, far: CostCurve | None = None, *, is_rough: bool = False
     ) -> None:
-        """``far`` is the curve after FAR tokens; without it the cost is the same everywhere.
-
-        It may have fewer sizes: between them what attention adds is interpolated.
-        """
+        """``near`` is the curve after NEAR tokens, ``far`` the one after FAR tokens, which may have
+        fewer sizes; without it the cost is the same everywhere."""
         self.set(near, far, is_rough=is_rough)
         self.n_texts, self.n_past, self.last_rows = 1, 0, 0
-        self.overhead = 0.0
-        self._prices_of: tuple[int, int, int] | None = None
+        self.overhead = Average(RATE, 0.0)
         self._n_same = 0  # decodes in a row with as many rows as the last
-        self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
-        self._read_seconds = 0.0  # of a prompt's row
+        self._read = Average(0.5)  # seconds of a prompt's row
 
     def set(self, near: CostCurve, far: CostCurve | None, *, is_rough: bool) -> None:
         """Take other curves, as for a new one."""
-        self.near, self.is_rough = near, is_rough
-        self._added = [0.0] * len(near.sizes)
+        self._sizes, self._seconds, self._switch = near.sizes, [*near.seconds], near.switch_seconds
+        self.is_rough, self.level, self.growth = is_rough, 1.0, 0.0
+        self.is_checked = not is_rough
         if far is not None:
-            added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
-            self._added = [max(0.0, _interpolated(n, far.sizes, added)) for n in near.sizes]
-        self.level = 1.0
+            shares = [s / near.at(n) - 1.0 for n, s in zip(far.sizes, far.seconds, strict=True)]
+            self.growth = max(0.0, sum(shares) / len(shares)) / (FAR - NEAR)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
-        self._prices: Prices | None = None
+
+    @property
+    def near(self) -> CostCurve:
+        """The curve after NEAR tokens, as measured or corrected."""
+        return CostCurve(self._sizes, self._seconds[:], self._switch)
 
     @property
     def far(self) -> CostCurve | None:
         """The curve after FAR tokens, if it differs."""
-        if not any(self._added):
-            return None
-        seconds = [s + more for s, more in zip(self.near.seconds, self._added, strict=True)]
-        return replace(self.near, seconds=seconds)
+        return self.near.scaled(1.0 + self.growth * (FAR - NEAR)) if self.growth else None
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
         place = (self.n_past or n_past) // _SPAN
-        curve = self._curves.get(place)
-        if curve is None:
-            switch = self.level * self.near.switch_seconds
-            curve = CostCurve(self.near.sizes, self._seconds(place), switch)
-            self._curves[place] = curve
-        return curve
+        if place not in self._curves:
+            self._curves[place] = self.near.scaled(self._factor(place))
+        return self._curves[place]
+
+    def _factor(self, place: int) -> float:
+        return self.level * (1.0 + self.growth * ((place + 0.5) * _SPAN - NEAR))
 
     def prices(self, n_past: int) -> Prices:
-        """The prices after ``n_past`` tokens. All texts of a step share one look-up."""
-        at = (self.n_past or n_past) // _SPAN, self.n_texts, self.last_rows
-        if self._prices is None or at != self._prices_of:
-            curve, n_texts = self.curve(n_past), self.n_texts
-            plain, change = curve.at(n_texts) / n_texts, self.change(curve, n_texts) / n_texts
-            pays_from = curve.pays_from(n_texts, self.overhead + change)
-            self._prices, self._prices_of = Prices(curve, plain, pays_from, change), at
-        return self._prices
-
-    def _seconds(self, place: int) -> list[float]:
-        level, position = self.level, ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR)
-        pairs = zip(self.near.seconds, self._added, strict=True)
-        return [level * (s + position * more) for s, more in pairs]
+        """The prices after ``n_past`` tokens."""
+        curve, n = self.curve(n_past), self.n_texts
+        return Prices(curve, n, curve.at(n) / n, self.change(curve, n) / n, self.overhead.value)
 
     @property
     def row_seconds(self) -> float:
         """Seconds of a row among many: of a prompt's, once one was read."""
-        return self._read_seconds or self.curve(0).at(SIZES[-1]) / SIZES[-1]
+        return self._read.value or self.curve(0).at(SIZES[-1]) / SIZES[-1]
 
     def has_read(self, n_rows: int, seconds: float) -> None:
         """Learn from a batch that only read prompts. What was measured at first may be far off, for
         example while other programs took the processors."""
-        new = seconds / n_rows
-        self._read_seconds += (new - self._read_seconds) * (0.5 if self._read_seconds else 1.0)
+        self._read.add(seconds / n_rows)
 
     def begin(self) -> None:
-        """A new text starts: ignore its first steps."""
-        self._n_first = _FIRST_STEPS
+        """A new text starts."""
         self.last_rows = 0
 
     def decoded(self, n_rows: int, n_steps: int = 1) -> None:
@@ -242,7 +211,7 @@ class Cost:
         """Seconds beyond ``curve`` that a step with drafts costs, unless it has as many rows as the
         last one. A step without drafts has ``plain_rows``.
 
-        Whoever leaves plain steps pays for the way back, too; then it is free.
+        To leave plain steps costs the way back, too, which is free then.
         """
         is_away = self.last_rows not in (0, plain_rows)
         return curve.switch_seconds if is_away else 2.0 * curve.switch_seconds
@@ -250,45 +219,35 @@ class Cost:
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
-        Single rows set the level, for example when the machine slows down. Other sizes correct
-        their own cost. The first two batches after another size do not count, except in a run of
-        steps, less the switch. An interrupted batch counts at most twice its expected time. Curves
+        Single rows set the level, for example when the machine slows down; those of a rough cost at
+        once, since all may have been ten times as slow when it was measured. Other sizes correct
+        the level most and their own cost a little: single rows undo what is not the level's, and
+        a text that has none still corrects it. The first two batches after another size do not
+        count where a switch takes long, except in a run of steps, less the switch: caches are cold,
+        and graphs are built. An interrupted batch counts at most twice its expected time. Curves
         change every 64 calls, since rebuilding them is too slow for every step.
         """
         changes = n_rows != self.last_rows
         self.decoded(n_rows, n_steps)
-        if self._n_first > 0:
-            self._n_first -= n_steps
-            return
-        near = self.near
-        if n_rows > near.sizes[-1] or self._n_same <= 2:
+        is_settled = self._n_same > 2 or self._switch < _SHORT * self.level * self._seconds[0]
+        if n_rows > self._sizes[-1] or not is_settled:
             return
         if changes:
-            seconds -= self.level * near.switch_seconds / n_steps
-        expected = self._seconds((self.n_past or n_past) // _SPAN)
-        ratio = seconds / _interpolated(_block(n_rows, near.sizes), near.sizes, expected)
-        factor = min(2.0, max(0.5, ratio)) ** (1.0 - (1.0 - RATE) ** n_steps)
+            seconds -= self.level * self._switch / n_steps
+        expected = self._factor((self.n_past or n_past) // _SPAN) * float(
+            np.interp(n_rows, self._sizes, self._seconds)
+        )
+        if n_rows == 1 and not self.is_checked and self._n_same >= _CHECKED:
+            self.is_checked = True
+            self.level *= seconds / expected
+            self._curves.clear()
+            return
+        factor = min(2.0, max(0.5, seconds / expected)) ** (1.0 - (1.0 - RATE) ** n_steps)
         if n_rows == 1:
             self.level *= factor
         else:
-            corrected = list(near.seconds)
-            corrected[bisect_left(near.sizes, n_rows)] *= factor
-            self.near = replace(near, seconds=corrected)
+            self.level *= factor ** (1.0 - _OWN)
+            self._seconds[bisect_left(self._sizes, n_rows)] *= factor**_OWN
         self._n_followed += 1
         if self._n_followed % 64 == 0:
             self._curves.clear()
-            self._prices = None
-
-
-def _block(n: int, sizes: Sequence[int]) -> int:
-    """The number of rows that ``n`` cost as much as, at most the last of ``sizes``."""
-    size = sizes[bisect_left(sizes, n)]
-    return n if n == size else min(-(-n // _BLOCK) * _BLOCK, size)
-
-
-def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """The y at ``x``; beyond the last of ``xs`` in the direction of the last two."""
-    if len(xs) == 1:
-        return ys[0] * x / xs[0]
-    i = min(max(bisect_left(xs, x), 1), len(xs) - 1)
-    return ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])

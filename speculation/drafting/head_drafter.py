@@ -2,8 +2,7 @@
 
 The tree follows the head's confidence, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the
 likeliest paths of each level are expanded, and the best of all nodes are kept. The levels come from
-successive decodes of the head (``head_context``) or from the positions of one block
-(``block_context``).
+successive decodes of the head or from the positions of one block (``head_context``).
 """
 
 from __future__ import annotations
@@ -12,25 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from batching.errors import CacheFull
 from batching.together import Coroutine, own_time
-from batching.tree import NO_LIMIT, TokenTree
-from speculation.drafter import DraftBudget, Drafter, Requirements, Step
+from batching.tree import NO_LIMIT
+from speculation.drafter import DraftBudget, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
-from speculation.drafting.block_context import BlockContext
-from speculation.drafting.confidence import Confidence, LevelTime
-from speculation.drafting.head_context import AttachedHeadContext, HeadContext
+from speculation.drafting.head_context import AttachedHeadContext, BlockContext, HeadContext
 from speculation.drafting.resources import Resources
-from speculation.drafting.tree_growth import (
-    Candidate,
-    Children,
-    Scores,
-    Top,
-    add_to_tree,
-    best_nodes,
-    grow,
-    top_children,
-)
+from speculation.drafting.tree_growth import Growth, LevelTime, Scores, TreeDrafter
 from speculation.heads.base import HeadInContext
 from speculation.heads.dflash import DFlashHead
 from speculation.system.params import Params, param
@@ -80,55 +67,6 @@ class GrownParams(Params):
         return 0 if self.top_k == 1 else self.nodes
 
 
-class TreeDrafter(Drafter):
-    """Base of drafters whose model or head yields a tree of candidates below the last token.
-
-    Calibrates its probabilities and weighs drafting time. Subclasses implement ``_search``.
-    """
-
-    def __init__(
-        self,
-        acceptance: Acceptance | None = None,
-        level_time: LevelTime | None = None,
-    ) -> None:
-        """With ``level_time``, and if the budget has a minimum path probability, drafting stops
-        when it is no longer worth its time."""
-        self._confidence = Confidence(acceptance)
-        self._time = level_time or LevelTime()
-        self._began = 0.0  # to grow a tree, once its root is decoded
-
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        self._confidence.set_candidates(())
-        self._began = own_time.now()
-        try:
-            result = yield from self._search(tokens, tree, budget)
-        except CacheFull:  # other texts have its cells
-            return
-        if result is None:
-            return
-        nodes, chosen = result
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
-        self._confidence.set_candidates(nodes)
-        self._time.record(own_time.now() - self._began, nodes)
-
-    def observe(self, step: Step) -> None:
-        self._confidence.learn(step)
-
-    def _search(
-        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
-        """All candidates, and the indexes of those to draft.
-
-        None if the head cannot draft: no state yet, or its context is full.
-        """
-        raise NotImplementedError
-
-    def _children(self, top: Top, width: int, budget: DraftBudget, p_min: float = 0.0) -> Children:
-        """Children = the ``width`` likeliest tokens, with calibrated path probabilities."""
-        floor = self._time.min_path_prob(budget)
-        return top_children(top, width, floor, self._confidence.acceptance_prob, p_min=p_min)
-
-
 class HeadDrafter(TreeDrafter):
     """Keeps the head's context in step with the text and drafts a tree each step."""
 
@@ -145,7 +83,6 @@ class HeadDrafter(TreeDrafter):
         self.params = params
         self._context = context
         self._last = 0  # position of the text's last token
-        self._depth = 0  # of its trees, once a text begins: until then others may be in the context
         self.requires = Requirements(
             hidden=context.head.needs_hidden,
             layers=context.head.layers,
@@ -180,8 +117,10 @@ class HeadDrafter(TreeDrafter):
         )
 
     def _prepare(self) -> None:
-        params = self.params
-        self._depth = self._context.prepare(params.window, params.width, params.depth)
+        """Set the sizes of the text's trees. Until it begins, others may be in the context."""
+        params, context = self.params, self._context
+        context.window, context.n_leaves = params.window, params.width
+        context.depth = min(params.depth, context.max_depth)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._prepare()
@@ -194,25 +133,30 @@ class HeadDrafter(TreeDrafter):
             self._context.add_state(self._last, step.output, node)
             self._last += 1
 
-    def _search(
-        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
+    def _grow(
+        self, growth: Growth, tokens: Sequence[int], budget: DraftBudget
+    ) -> Coroutine[Sequence[int]]:
         self._last = len(tokens) - 1
         root = yield from self._context.root(tokens)
         self._began = own_time.now()
-        return None if root is None else (yield from self._grow(*root, tree, budget))
+        return () if root is None else (yield from self._grow_below(*root, growth, budget))
 
-    def _grow(
-        self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
-    ) -> Coroutine[tuple[list[Candidate], Sequence[int]]]:
-        """Grow the tree from the root, whose logits are in ``row``; see ``_search``."""
+    def _grow_below(
+        self, output: Scores, row: int, growth: Growth, budget: DraftBudget
+    ) -> Coroutine[Sequence[int]]:
+        """Grow the tree from the root, whose logits are in ``row``; see ``_grow``."""
         params, context = self.params, self._context
         assert isinstance(params, GrownParams), "subclasses with other parameters override this"
-        children = self._children(context.top, params.width, budget, params.p_min)
-        depth = min(self._depth, budget.max_depth)
-        width = min(params.width, context.head.context.n_seq_max)
-        nodes = yield from grow(children, context.level, output, row, depth=depth, width=width)
-        return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
+        p_min = 0.0 if budget.min_path_prob else params.p_min
+        yield from growth.levels(
+            lambda node, logits: growth.add_likely(node, context.top(logits, params.top_k), p_min),
+            context.level,
+            output,
+            row,
+            depth=min(context.depth, budget.max_depth),
+            width=min(params.width, context.head.context.n_seq_max),
+        )
+        return growth.likeliest(min(params.nodes, budget.max_nodes))
 
 
 class _PromptReader:

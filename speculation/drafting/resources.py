@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from batching.draft_context import DraftContext
@@ -15,11 +16,12 @@ from batching.tree import NO_LIMIT
 from speculation.drafting.acceptance import BY_PROBABILITY, Acceptance
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.suffix_memory import SuffixMemory
-from speculation.sampling import DraftSampler, SamplingParams
+from speculation.sampling import DraftDistribution, SamplingParams
 
 _MOST_CLIENTS = 32  # whose memories are kept: those used last
 _CLIENT_TOKENS = 1 << 17  # in the memory of a client: 5 MB with its index
 T = TypeVar("T")
+State = Callable[[], list[float]]
 
 
 def if_loaded(kind: str, params: T) -> Callable[[Resources], T | None]:
@@ -27,18 +29,22 @@ def if_loaded(kind: str, params: T) -> Callable[[Resources], T | None]:
     return lambda resources: params if kind in resources.heads else None
 
 
+@dataclass(kw_only=True, eq=False)
 class Resources:
     """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 
     A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here;
     what it has learnt of the model is also saved from run to run (``to_save``).
 
+    measure_cost  called once, when a method first needs the cost
     model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
     draft     the draft model's context, or None
     draft_share  its time for a row over the target's, as estimated before it is timed
     heads     drafting heads by the method named in their files
+    draft_sampler  makes the sampler of a text's drafts, if they are sampled
     memory    the texts read and written before, for suffix decoding
+    saved     what an earlier run had ``to_save``
 
     Of one text, in what ``for_text`` returns:
 
@@ -46,42 +52,28 @@ class Resources:
     prediction  tokens that it is expected to have for the most part; may be empty
     """
 
-    def __init__(
-        self,
-        measure_cost: Callable[[], Cost] | None = None,
-        *,
-        model: Model | None = None,
-        n_rewind: int = NO_LIMIT,
-        draft: Target | None = None,
-        draft_share: float = 0.0,
-        heads: Mapping[str, Any] | None = None,
-        draft_sampler: Callable[[SamplingParams], DraftSampler] | None = None,
-        memory: SuffixMemory | None = None,
-        saved: Mapping[str, Any] | None = None,
-    ) -> None:
-        """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
-        is called for each text whose drafts are sampled, with its sampling parameters. ``saved``
-        is ``to_save`` of an earlier run."""
-        self._measure_cost = measure_cost
-        self._kept: dict[Any, Any] = {}
-        self._saved = dict(saved or {})
-        self._states: dict[str, Callable[[], list[float]]] = {}
-        self.model = model
-        self.n_rewind = n_rewind
-        self.draft, self.draft_share = draft, draft_share
-        self.heads = dict(heads or {})
-        self._draft_sampler = draft_sampler
-        self.memory = SuffixMemory() if memory is None else memory
-        self._memories: dict[str, SuffixMemory] = {}  # those of clients, least recently used first
-        self.sampling = SamplingParams()
-        self.prediction: tuple[int, ...] = ()
+    measure_cost: Callable[[], Cost] | None = field(default=None, kw_only=False)
+    model: Model | None = None
+    n_rewind: int = NO_LIMIT
+    draft: Target | None = None
+    draft_share: float = 0.0
+    heads: Mapping[str, Any] = field(default_factory=dict)
+    draft_sampler: Callable[[SamplingParams], DraftDistribution] | None = None
+    memory: SuffixMemory = field(default_factory=SuffixMemory)
+    saved: dict[str, Any] = field(default_factory=dict)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    prediction: tuple[int, ...] = ()
+    # Objects by key; what to save of them; clients' memories, least recently used first.
+    _kept: dict[Any, Any] = field(default_factory=dict)
+    _states: dict[str, State] = field(default_factory=dict)
+    _memories: dict[str, SuffixMemory] = field(default_factory=dict)
 
     @property
     def cost(self) -> Cost:
         """The cost of decoding n rows. The first use measures it, in a second or two."""
-        if self._measure_cost is None:
+        if self.measure_cost is None:
             raise RuntimeError("these resources were made without a way to measure cost")
-        return self.keep("cost", self._measure_cost)
+        return self.keep("cost", self.measure_cost)
 
     @property
     def known_cost(self) -> Cost | None:
@@ -97,61 +89,51 @@ class Resources:
         """Whether a row costs less than a tenth of a step, so that branches may pay off."""
         return self.cost.curve(0).row_share < 0.1
 
-    def saved(self, name: str) -> object:
-        """What was saved under ``name`` in an earlier run, or None."""
-        return self._saved.get(name)
-
-    def save(self, name: str, state: Callable[[], list[float]]) -> None:
-        """Save ``state()`` for later runs when the engine closes.
-
-        ``name`` is a method's, or begins with it and a blank; never a client's own words, since all
-        names are kept.
-        """
-        self._states[name] = state
-
     def to_save(self, methods: Collection[str]) -> dict[str, Any]:
         """What to save, by name: what was learnt of these methods, now or in an earlier run.
 
         Those of outside packages and files learn anew in each run, so that the file stays small.
         """
-        states = {**self._saved, **{name: state() for name, state in self._states.items()}}
+        states = {**self.saved, **{name: state() for name, state in self._states.items()}}
         return {name: state for name, state in states.items() if name.split(" ")[0] in methods}
+
+    def learnt(self, name: str, make: Callable[[object], tuple[T, State]]) -> T:
+        """What is kept under ``name`` from text to text and, for built-in methods, run to run.
+
+        ``make`` gets what an earlier run saved, or None, and returns the object and its state.
+        ``name`` is a method's, or begins with it and a blank; never a client's own words, since all
+        names are kept.
+        """
+
+        def made() -> T:
+            found, self._states[name] = make(self.saved.get(name))
+            return found
+
+        return self.keep(("learnt", name), made)
 
     def acceptance(self, method: str, priors: Sequence[float] = BY_PROBABILITY) -> Acceptance:
         """How likely a method's drafts are accepted in a text, with whatever parameters.
 
-        What holds for all texts is kept from text to text and, for built-in methods, from run to
-        run. ``priors`` as in ``Acceptance``.
+        What holds for all texts is ``learnt``. ``priors`` as in ``Acceptance``.
         """
 
-        def make() -> Acceptance:
-            acceptance = Acceptance(priors, self.saved(f"{method} acceptance"))
-            self.save(f"{method} acceptance", lambda: acceptance.log_odds)
-            return acceptance
+        def make(saved: object) -> tuple[Acceptance, State]:
+            acceptance = Acceptance(priors, saved)
+            return acceptance, lambda: acceptance.log_odds
 
-        return self.keep(("acceptance", method), make).of_text()
+        return self.learnt(f"{method} acceptance", make).of_text()
 
     def without_memory(self) -> Resources:
         """The same, but without earlier texts, and without remembering new ones."""
-        view = copy(self)
-        view.memory = SuffixMemory.off()
-        return view
-
-    @property
-    def draft_sampler(self) -> Callable[[], DraftSampler] | None:
-        """Makes the sampler of drafts for the text."""
-        make, sampling = self._draft_sampler, self.sampling
-        return None if make is None else lambda: make(sampling)
+        return replace(self, memory=SuffixMemory.off())
 
     def trial(self) -> Resources:
         """The same for now: what methods keep or save in it ends with it.
 
         A cost that is not known is made up: to measure it would empty the cache.
         """
-        view = copy(self)
-        view._kept, view._states = dict(self._kept), {}
-        view._measure_cost = lambda: Cost(CostCurve.linear(1.0, 0.1))
-        return view
+        made_up = Cost(CostCurve.linear(1.0, 0.1))
+        return replace(self, _kept=dict(self._kept), _states={}, measure_cost=lambda: made_up)
 
     def for_text(
         self,
@@ -164,13 +146,15 @@ class Resources:
     ) -> Resources:
         """The resources for a text in ``slot``: what it needs, its memory (``Settings``), and its
         slots in the contexts of the draft model and the heads."""
-        view = copy(self)
-        view.sampling, view.prediction = sampling or SamplingParams(), prediction
+        view = replace(self, sampling=sampling or SamplingParams(), prediction=prediction)
         if memory != "":
             view.memory = SuffixMemory.off() if memory is None else self._memory_of(memory)
         draft = self.draft
         if n_slots > 1:
-            view.heads = {kind: self._head_of_slot(kind, slot, n_slots) for kind in self.heads}
+            view.heads = {
+                kind: self.keep(("head of slot", kind, slot), partial(head.of_slot, slot, n_slots))
+                for kind, head in self.heads.items()
+            }
         if n_slots > 1 and draft is not None:
             own = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[slot]
             own.n_batch = draft.n_batch // n_slots
@@ -183,10 +167,6 @@ class Resources:
         if len(self._memories) > _MOST_CLIENTS:
             del self._memories[next(iter(self._memories))]
         return memory
-
-    def _head_of_slot(self, kind: str, index: int, n_slots: int) -> Any:
-        head = self.heads[kind]
-        return self.keep(("head of slot", kind, index), lambda: head.of_slot(index, n_slots))
 
     def share_text(self, other: Resources, n_tokens: int) -> None:
         """Let the draft model's slot start with what that of ``other`` has of ``n_tokens``."""

@@ -29,28 +29,26 @@ from speculation.drafting.suffix_index import (
 log = logging.getLogger(__name__)
 
 N_TOKENS = 1 << 20  # 38 MB with the index
-_FIRST_CAPACITY = 1 << 14
-_GROWTH = 8
 _HEADER = struct.Struct("<8s16sQ")  # format and version, fingerprint, number of tokens
 _MAGIC = b"SUFFIX 1"
 _LONGEST = len(LENGTHS) - 1
+_OVERLAP = LENGTHS[_LONGEST]
 _CANDIDATES = (
     64  # places where a known text may go on: many begin alike, and some repeat themselves
 )
 
 
 class SuffixMemory:
-    """The last ``capacity`` tokens of finished texts, and their index.
+    """The latest tokens of finished texts, at most ``capacity``, and their index.
 
     A text is remembered when it ends. Of a text that begins like earlier ones, as a chat's next
-    turn does, only the rest is added.
+    turn does, only the rest is added. Where there is no room, the older half is forgotten.
     """
 
     def __init__(self, capacity: int = N_TOKENS) -> None:
-        """``capacity`` is a power of two from 512."""
         self.capacity = capacity
-        self.index = SuffixIndex(min(capacity, _FIRST_CAPACITY))
         self._is_paused = False
+        self.clear()
 
     def remember(self, tokens: Sequence[int]) -> None:
         """Add a text, unless paused."""
@@ -73,22 +71,19 @@ class SuffixMemory:
     @classmethod
     def off(cls) -> SuffixMemory:
         """A memory that remembers nothing."""
-        memory = cls(512)
+        memory = cls()
         memory._is_paused = True
         return memory
 
     def clear(self) -> None:
         """Forget everything."""
-        self.index = SuffixIndex(min(self.capacity, _FIRST_CAPACITY))
+        self.index = SuffixIndex()
 
     def _add(self, tokens: Sequence[int]) -> None:
-        index = self.index
-        needed, capacity = index.n_tokens + len(tokens), index.capacity
-        while capacity < min(needed, self.capacity):
-            capacity = min(_GROWTH * capacity, self.capacity)
-        if capacity > index.capacity:
-            self.index = SuffixIndex(capacity)
-            self.index.extend(index.tokens())
+        if len(self.index.tokens) + len(tokens) > self.capacity:
+            half = self.capacity // 2
+            self.index = SuffixIndex(self.index.tokens[-half:])
+            tokens = tokens[-half:]
         self.index.extend(tokens)
 
     def _n_known(self, tokens: Sequence[int]) -> int:
@@ -97,13 +92,11 @@ class SuffixMemory:
         They may be in several texts: a chat's turns were added one by one. Each part begins with
         the last 8 tokens of the part before.
         """
-        text, n = array("i", tokens), LENGTHS[_LONGEST]
+        text, n = array("i", tokens), _OVERLAP
         while n <= len(text):
-            end = SuffixIndex(512)
-            end.extend(text[n - LENGTHS[_LONGEST] : n])
-            positions = self.index.matches(_LONGEST, end, _CANDIDATES)
+            positions = self.index.matches(_LONGEST, text[n - _OVERLAP : n], _CANDIDATES)
             if not positions:
-                return n if n > LENGTHS[_LONGEST] else 0
+                return n if n > _OVERLAP else 0
             following = text[n : n + LONGEST_COPY]
             copies = [self.index.copy(position, LONGEST_COPY) for position in positions]
             longest = max([agreement((following, copy)) for copy in copies])
@@ -115,7 +108,7 @@ class SuffixMemory:
     def save(self, path: Path, fingerprint: str) -> None:
         """Write the texts to ``path``, of the model with this ``fingerprint``; only its owner can
         read it. Raises OSError."""
-        tokens = np.asarray(self.index.tokens(), "<i4")
+        tokens = np.asarray(self.index.tokens, "<i4")
         with replacing(path, private=True) as file:
             file.write(_HEADER.pack(_MAGIC, fingerprint.encode(), len(tokens)))
             file.write(tokens.tobytes())

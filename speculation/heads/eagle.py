@@ -13,7 +13,7 @@ that the head's own file need not include O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ import numpy.typing as npt
 from batching.errors import ModelError
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import NewTensor, Value, write_gguf
-from batching.llama.devices import ANYWHERE, Placement
 from batching.llama.model import Model
 from batching.llama.weights import Weights
 from batching.target import Output
@@ -91,33 +90,29 @@ class EagleHead(HeadInContext):
 
     needs_hidden = True
 
-    def __init__(
-        self,
-        weight: Floats,
-        bias: Floats,
-        embeddings: Callable[[Sequence[int]], Floats],
-        layer: Path,
-        *,
-        tokens: npt.NDArray[np.int32] | None = None,
-        folder: TemporaryDirectory[str] | None = None,
-        placement: Placement = ANYWHERE,
-    ) -> None:
-        """Load the layer's model.
+    def __init__(self, file: HeadsFile, target: Model) -> None:
+        """Write the layer's model to a temporary file and load it.
 
-        weight, bias  F, (n_embd, 2 n_embd), and b, (n_embd,)
-        embeddings    returns the target's embeddings of tokens, (n, n_embd)
-        layer         the layer's GGUF
-        tokens        the draft vocabulary, (n_drafted,); None = the whole vocabulary
-        folder        deleted when the head is closed
+        Raises ModelError if the file's tensors contradict its metadata, UnsupportedModel if the
+        target's file has no output matrix or no embeddings.
         """
-        super().__init__(Model(layer, placement=placement))
-        n_embd = len(bias)
-        self._token_matrix = np.ascontiguousarray(weight[:, :n_embd].T)  # (n_embd, n_embd)
-        self._state_matrix = np.ascontiguousarray(weight[:, n_embd:].T)
-        self._bias = bias
-        self._embeddings = embeddings
-        self.tokens = tokens
-        self._folder = folder
+        shape = read_shape(file)
+        for name, sizes in shape.tensors.items():
+            file.check_tensor(name, *sizes)
+        self.tokens, weights, n = file.tokens(), Weights(target.path), shape.n_embd
+        self._folder = TemporaryDirectory(prefix="speculation-", ignore_cleanup_errors=True)
+        try:
+            layer = Path(self._folder.name) / "layer.gguf"
+            write_layer(layer, file, shape, weights, self.tokens)
+            super().__init__(Model(layer, placement=target.placement))
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self._embeddings = partial(weights.rows, "token_embd.weight")
+        matrix = file.gguf.tensor("fc.weight")
+        self._token_matrix = np.ascontiguousarray(matrix[:, :n].T)  # (n_embd, n_embd)
+        self._state_matrix = np.ascontiguousarray(matrix[:, n:].T)
+        self._bias = file.gguf.tensor("fc.bias")
 
     def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
@@ -130,52 +125,24 @@ class EagleHead(HeadInContext):
 
     def close(self) -> None:
         super().close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._folder.cleanup()
 
 
-def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
-    """Load the head for ``model``, after ``HeadsFile.check_target``; ``start`` it before drafting.
-
-    Raises ModelError if the file's tensors contradict its metadata, UnsupportedModel if the
-    target's file has no output matrix or no embeddings.
-    """
-    shape = read_shape(file)
-    for name, sizes in shape.tensors.items():
-        file.check_tensor(name, *sizes)
-    tokens = file.tokens()
-    target = Weights(model.path)
-    folder = TemporaryDirectory(prefix="speculation-", ignore_cleanup_errors=True)
-    try:
-        layer = Path(folder.name) / "layer.gguf"
-        write_layer(layer, file, shape, target, tokens)
-        return EagleHead(
-            file.gguf.tensor("fc.weight"),
-            file.gguf.tensor("fc.bias"),
-            partial(target.rows, "token_embd.weight"),
-            layer,
-            tokens=tokens,
-            folder=folder,
-            placement=model.placement,
-        )
-    except BaseException:
-        folder.cleanup()
-        raise
-
-
-KIND = own_format("eagle", load_eagle)
+KIND = own_format("eagle", EagleHead)
+# Fields of EagleShape, and what a head's file calls them.
+_KEYS: dict[str, tuple[str, type[int | float]]] = {
+    "n_head": ("eagle.head_count", int),
+    "n_head_kv": ("eagle.head_count_kv", int),
+    "n_ff": ("eagle.feed_forward_length", int),
+    "rope_base": ("eagle.rope_freq_base", float),
+    "norm_eps": ("eagle.norm_epsilon", float),
+}
 
 
 def read_shape(file: HeadsFile) -> EagleShape:
     """Read the layer's sizes from the metadata. Raises ModelError if they are inconsistent."""
-    shape = EagleShape(
-        n_embd=file.info.n_embd,
-        n_head=file.value("eagle.head_count", int),
-        n_head_kv=file.value("eagle.head_count_kv", int),
-        n_ff=file.value("eagle.feed_forward_length", int),
-        rope_base=file.value("eagle.rope_freq_base", float),
-        norm_eps=file.value("eagle.norm_epsilon", float),
-    )
+    values = {field: file.value(key, kind) for field, (key, kind) in _KEYS.items()}
+    shape = EagleShape(file.info.n_embd, **values)
     if (
         min(shape.n_head, shape.n_head_kv, shape.n_ff) < 1
         or shape.n_embd % (2 * shape.n_head)
@@ -238,11 +205,5 @@ def write_eagle(
     tokens   the draft vocabulary, (n_drafted,); None = the whole vocabulary
     kind     type of the matrices, see ``new_tensor``
     """
-    metadata: dict[str, int | float] = {
-        "eagle.head_count": shape.n_head,
-        "eagle.head_count_kv": shape.n_head_kv,
-        "eagle.feed_forward_length": shape.n_ff,
-        "eagle.rope_freq_base": float(shape.rope_base),
-        "eagle.norm_epsilon": float(shape.norm_eps),
-    }
+    metadata = {key: kind(getattr(shape, field)) for field, (key, kind) in _KEYS.items()}
     write_heads(path, info, metadata, tensors, tokens=tokens, kind=kind)

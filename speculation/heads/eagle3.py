@@ -48,10 +48,11 @@ KNOWN = {
 }
 
 
-def check_eagle3(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
-    """Check a head; return the layers of ``model`` whose inputs it reads, in its order.
+def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
+    """Load the head for ``model``; ``start`` it before drafting.
 
-    Raises ModelError if the head does not fit the model or llama.cpp cannot run it.
+    Raises ModelError if the head does not fit the model or llama.cpp cannot run it,
+    UnsupportedModel, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
     """
     head = ConvertedHead(gguf, model)
     head.check_width("target_hidden_size")
@@ -84,7 +85,8 @@ def check_eagle3(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
         f"use another, or if an old llama.cpp converted this one, {CONVERT_AGAIN}",
     )
     head.check_last_layer(layers)
-    return tuple(layers)
+    model.check_layer_inputs(layers)
+    return Eagle3Head(gguf.path, model, tuple(layers))
 
 
 def write_eagle3(
@@ -124,17 +126,6 @@ def write_eagle3(
     if tokens is not None:
         arrays[DRAFT_TOKENS] = tokens.astype(np.int64)
     write_gguf(path, metadata, {name: new_tensor(of, kind) for name, of in arrays.items()})
-
-
-def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
-    """Load the head for ``model``; ``start`` it before drafting.
-
-    Raises ModelError if the head does not fit the model or llama.cpp cannot run it,
-    UnsupportedModel if the vocabularies differ or llama.cpp does not expose the layer inputs.
-    """
-    layers = check_eagle3(gguf, model)
-    model.check_layer_inputs(layers)
-    return Eagle3Head(gguf.path, model, layers)
 
 
 KIND = llama_format("eagle-3", ARCHITECTURE, load_eagle3)

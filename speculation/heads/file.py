@@ -112,11 +112,6 @@ class HeadsFile:
             raise ModelError(f"{key} is {found!r} in {self.path}; train the heads again")
         return found
 
-    def tensor(self, name: str, *shape: int) -> Floats:
-        """A tensor as float32. Raises ModelError if it is missing or not of this shape."""
-        self.check_tensor(name, *shape)
-        return self.gguf.tensor(name)
-
     def check_tensor(self, name: str, *shape: int) -> None:
         """Raise ModelError if a tensor is missing or not of this shape."""
         tensor = self.gguf.tensors.get(name)
@@ -147,7 +142,9 @@ class HeadsFile:
 
         Raises ModelError if one is missing or of another shape, and as ``target_output``.
         """
-        tensors = {name: self.tensor(name, *shape) for name, shape in shapes.items()}
+        for name, shape in shapes.items():
+            self.check_tensor(name, *shape)
+        tensors = {name: self.gguf.tensor(name) for name in shapes}
         tokens = self.tokens()
         output = target_output(target, self.info.n_vocab, self.info.n_embd, tokens)
         return HeadsWeights(tensors, output, tokens)
@@ -172,9 +169,8 @@ def own_format(method: str, load: Callable[[HeadsFile, Model], Head]) -> HeadsKi
     """Heads in this project's file format."""
 
     def matches(gguf: GGUFFile) -> bool:
-        if gguf.metadata.get("general.architecture") != ARCHITECTURE:
-            return False
-        return gguf.metadata.get("heads.method") == method
+        found = map(gguf.metadata.get, ("general.architecture", "heads.method"))
+        return tuple(found) == (ARCHITECTURE, method)
 
     def load_checked(gguf: GGUFFile, model: Model) -> Head:
         file = HeadsFile(gguf.path)
@@ -261,16 +257,14 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
 
     With q8_0, a matrix whose row length is not a multiple of the block size, 32, becomes F16.
     """
-    if values.dtype == np.int64:
-        return encoded_tensor(values, TensorType.I64)
-    if values.dtype == np.int32:
-        return encoded_tensor(values, TensorType.I32)
-    if values.ndim < 2 or kind == "f32":
-        return encoded_tensor(values, TensorType.F32)
-    fits_blocks = values.shape[-1] % 32 == 0
-    return encoded_tensor(
-        values, TensorType.Q8_0 if kind == "q8_0" and fits_blocks else TensorType.F16
-    )
+    if values.dtype.kind == "i":
+        stored = TensorType.I64 if values.dtype == np.int64 else TensorType.I32
+    elif values.ndim < 2 or kind == "f32":
+        stored = TensorType.F32
+    else:
+        in_blocks = kind == "q8_0" and values.shape[-1] % 32 == 0
+        stored = TensorType.Q8_0 if in_blocks else TensorType.F16
+    return encoded_tensor(values, stored)
 
 
 def copied_tokenizer(target: GGUFFile) -> dict[str, Value]:

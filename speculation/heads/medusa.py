@@ -23,7 +23,7 @@ from speculation.heads.base import Head, silu
 from speculation.heads.file import HeadsFile, HeadsInfo, HeadsWeights, own_format, write_heads
 
 N_CHOICES = 8  # of each head
-Choices = list[tuple[int, float]]  # tokens with their probabilities, likeliest first
+Choices = Sequence[tuple[int, float]]  # tokens with their probabilities, likeliest first
 
 
 class MedusaHeads(Head):

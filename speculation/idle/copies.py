@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from time import perf_counter
 from typing import Any
 
 from batching.cache import n_kept
 from batching.llama.hardware import available_memory
+from speculation.average import Average
 from speculation.idle.files import SPEED, IdleText, TextFiles, begins, is_continued
 
 _MAX_BYTES = 2**33  # of main memory, and at most a quarter of what is available
@@ -44,12 +44,12 @@ class IdleTexts:
         self._max_bytes, self.files, self._read_seconds = max_bytes, files, read_seconds
         self._is_limited = is_limited
         self._texts: list[IdleText] = []  # least recently used first
-        self._n_copied, self._copy_seconds = 0, 0.0
+        self._token_seconds = Average(0.001)  # of copying
 
     @property
     def pays(self) -> bool:
         """Whether copies so far took no more time than they may."""
-        return not self._n_copied or self._copy_seconds / self._n_copied <= self._read_seconds
+        return self._token_seconds.value <= self._read_seconds
 
     def put(
         self,
@@ -71,10 +71,8 @@ class IdleTexts:
         )
         if len(tokens) < WORTH_KEEPING or is_here or not (self.pays or is_last):
             return
-        start = perf_counter()
-        new = IdleText(tuple(tokens), n_prompt, [*saved, (len(tokens), copy())], on_disk)
-        self._copy_seconds += perf_counter() - start
-        self._n_copied += len(tokens)
+        with self._token_seconds.timing(len(tokens)):
+            new = IdleText(tuple(tokens), n_prompt, [*saved, (len(tokens), copy())], on_disk)
         self._texts = [
             text for text in self._texts if text.on_disk > on_disk or not is_continued(text, tokens)
         ]

@@ -10,25 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from batching.draft_context import DraftContext
 from batching.errors import CacheFull, InvalidParameter
 from batching.together import Coroutine, own_time
-from batching.tree import Floats, TokenTree
+from batching.tree import Floats
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
-from speculation.drafting.confidence import LevelTime
-from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.resources import Resources
-from speculation.drafting.tree_growth import (
-    Candidate,
-    Candidates,
-    best_nodes,
-    grow,
-    top_tokens,
-)
-from speculation.sampling import DraftSampler
+from speculation.drafting.tree_growth import Growth, LevelTime, TreeDrafter, top_tokens
+from speculation.sampling import DraftDistribution
 from speculation.system.params import Params, param
 from speculation.verify import Match, Rejection, Verifier
 
@@ -77,7 +68,7 @@ class DraftModel(TreeDrafter):
         context: DraftContext,
         *,
         acceptance: Acceptance | None = None,
-        sampler: DraftSampler | None = None,
+        sampler: DraftDistribution | None = None,
         level_time: LevelTime | None = None,
         share: float = 0.0,
     ) -> None:
@@ -117,17 +108,29 @@ class DraftModel(TreeDrafter):
         if self._sampler is not None:
             self._sampler.close()
 
-    def _search(
-        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
+    def _grow(
+        self, growth: Growth, tokens: Sequence[int], budget: DraftBudget
+    ) -> Coroutine[Sequence[int]]:
         context, params = self._context, self.params
         if self.promise(tokens) == 0.0 or budget.max_depth < 1:
-            return None
+            return ()
+        p_min, p_split = params.p_min, params.p_split
+        if budget.min_path_prob:
+            p_min = p_split = 0.0
+        elif params.width == 1 and self._sampler is None:
+            growth.floor = params.p_path
+
+        def add_below(node: int, logits: Floats) -> None:
+            if self._sampler is None:
+                growth.add_likely(node, self._likeliest(growth, node, logits), p_min, p_split)
+            else:
+                self._sample(self._sampler, growth, node, logits)
+
         try:
             output = yield from context.root(tokens)
             self._began = own_time.now()
-            nodes = yield from grow(
-                partial(self._below, self._time.min_path_prob(budget)),
+            yield from growth.levels(
+                add_below,
                 context.level,
                 output,
                 context.root_row,
@@ -137,62 +140,40 @@ class DraftModel(TreeDrafter):
         except CacheFull:  # other texts have its cells, and may have those of this one, too
             self._is_full = True
             context.keep(0, 1)
-            return None
-        max_nodes = min(params.nodes, budget.room(tree))
+            return ()
+        n_nodes = min(params.nodes, budget.max_nodes)
         if self._sampler is None:
-            return nodes, best_nodes(nodes, max_nodes)
+            return growth.likeliest(n_nodes)
         # All siblings or none: the choice must not depend on the samples.
-        return nodes, range(min(len(nodes), max_nodes - max_nodes % params.width))
+        return range(1, len(growth.tree))[: n_nodes - n_nodes % params.width]
 
-    def _below(
-        self, floor: float, nodes: Candidates, parent: int, logits: Floats
-    ) -> list[Candidate]:
-        """The drafts below a candidate."""
-        width, sampler = self.params.width, self._sampler
-        if sampler is None:
-            return self._likely(floor, nodes, parent, top_tokens(logits, width))
-        path, node = [], parent
-        while node >= 0:
-            path.append(nodes[node].token)
-            node = nodes[node].parent
-        q = sampler.probabilities(logits, path[::-1])
+    def _likeliest(self, growth: Growth, node: int, logits: Floats) -> Sequence[tuple[int, float]]:
+        """The likeliest tokens after a node."""
+        return top_tokens(logits, self.params.width)
+
+    def _sample(
+        self, sampler: DraftDistribution, growth: Growth, node: int, logits: Floats
+    ) -> None:
+        tree = growth.tree
+        path = [tree.tokens[above] for above in tree.path_to(node)[1:]]
+        q = sampler.probabilities(logits, path)
         # Whether to draft must not depend on the sample, or it no longer follows q.
-        if float(q.max()) < self.params.p_min:
-            return []
-        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
-        drawn = [sampler.draw(q) for _ in range(width)]
-        return [Candidate(parent, t, float(q[t]), parent_prob * float(q[t]), q) for t in drawn]
-
-    def _likely(
-        self, floor: float, nodes: Candidates, parent: int, top: Sequence[tuple[int, float]]
-    ) -> list[Candidate]:
-        """Those of the ``top`` tokens below ``parent`` that are likely enough to be drafted.
-
-        With a ``floor``, those whose path probability reaches it. Without one, the first from
-        ``p_min`` and others from ``p_split``; in a chain, ``p_path`` is a floor, too.
-        """
-        candidates: list[Candidate] = []
-        params = self.params
-        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
-        path_floor = floor or (params.p_path if params.width == 1 else 0.0)
-        for token, prob in top:
-            candidate = Candidate(parent, token, prob, 0.0)
-            path_prob = parent_prob * self._confidence.acceptance_prob(candidate)
-            min_prob = 0.0 if floor else params.p_split if candidates else params.p_min
-            if prob >= min_prob and path_prob >= path_floor:
-                candidates.append(candidate._replace(path_prob=path_prob))
-        return candidates
+        if float(q.max()) >= self.params.p_min:
+            for _ in range(self.params.width):
+                token = sampler.draw(q)
+                growth.add(node, token, float(q[token]), q)
 
 
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     resources.require_draft("draft")
-    make_sampler = resources.draft_sampler if _rejects(params, resources) else None
-    share = resources.draft_share
+    make_sampler, share = resources.draft_sampler, resources.draft_share
     return DraftModel(
         params,
         resources.draft_context,
         acceptance=resources.acceptance("draft"),
-        sampler=make_sampler() if make_sampler is not None else None,
+        sampler=make_sampler(resources.sampling)
+        if make_sampler is not None and _rejects(params, resources)
+        else None,
         level_time=LevelTime.of("draft", resources, share),
         share=share,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
-from batching.tree import NO_LIMIT, Floats, TokenTree
+from batching.tree import NO_LIMIT, Floats
 from speculation.drafter import AsSource, DraftBudget, MethodSpec
 from speculation.drafting.head_drafter import (
     MAX_DEPTH,
@@ -25,7 +25,7 @@ from speculation.drafting.head_drafter import (
     HeadDrafter,
 )
 from speculation.drafting.resources import if_loaded
-from speculation.drafting.tree_growth import Candidate, Candidates, Scores, grow
+from speculation.drafting.tree_growth import Growth, Scores
 from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
 from speculation.system.params import Params, param
@@ -105,32 +105,30 @@ class Eagle1Params(Params):
 class FixedTreeDrafter(HeadDrafter):
     """EAGLE-1: a tree of fixed shape, independent of the head's confidence."""
 
-    def _grow(
-        self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
-    ) -> Coroutine[tuple[list[Candidate], Sequence[int]]]:
+    def _grow_below(
+        self, output: Scores, row: int, growth: Growth, budget: DraftBudget
+    ) -> Coroutine[Sequence[int]]:
         assert isinstance(self.params, Eagle1Params)
         context, params, shape = self._context, self.params, self.params.shape
-        paths: list[Path] = []  # of the candidates
+        paths: list[Path] = [()]  # of the nodes
         inner = {path[:-1] for path in shape}
 
-        def children(nodes: Candidates, parent: int, logits: Floats) -> list[Candidate]:
-            above, likely = ((), 1.0) if parent < 0 else (paths[parent], nodes[parent].path_prob)
-            ranks = [path[-1] for path in shape if path[:-1] == above]
-            choices = list(enumerate(context.top(logits, max(ranks) + 1)))
-            found = [(rank, choice) for rank, choice in choices if rank in ranks]
-            paths.extend((*above, rank) for rank, _ in found)
-            return [Candidate(parent, token, prob, likely * prob) for _, (token, prob) in found]
+        def add_below(node: int, logits: Floats) -> None:
+            ranks = [path[-1] for path in shape if path[:-1] == paths[node]]
+            for rank, (token, prob) in enumerate(context.top(logits, max(ranks) + 1)):
+                if rank in ranks and growth.add(node, token, prob):
+                    paths.append((*paths[node], rank))
 
-        nodes = yield from grow(
-            children,
+        yield from growth.levels(
+            add_below,
             context.level,
             output,
             row,
             depth=params.depth,
             width=params.width,
-            expands=lambda candidate: paths[candidate] in inner,
+            expands=lambda node: paths[node] in inner,
         )
-        return nodes, range(len(nodes))
+        return range(1, len(growth.tree))
 
 
 eagle_1 = MethodSpec(

@@ -9,6 +9,7 @@ platform.openai.com/docs/guides/predicted-outputs.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from batching.cache import common_prefix
@@ -17,7 +18,6 @@ from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import Copy, CopyDrafter, CopyParams, along
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_index import (
-    LENGTHS,
     LONGEST_CONTEXT,
     LONGEST_COPY,
     SEPARATOR,
@@ -50,34 +50,21 @@ class Prediction(CopyDrafter):
         acceptance: Acceptance | None = None,
     ) -> None:
         """``acceptance`` starts from PRIORS."""
-        super().__init__(acceptance or Acceptance(PRIORS), params.p_min)
         self.params = params
-        self._index = SuffixIndex(1 << max(9, (len(prediction) + 1).bit_length()))
-        self._first = self._index.end
-        self._index.extend(prediction)
-        self._nowhere = self._index.end
-        self._index.extend([SEPARATOR])
-        self._start([])
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._start(prompt)
+        self._index = SuffixIndex([*prediction, SEPARATOR])
+        super().__init__(acceptance or Acceptance(PRIORS), params.p_min)
 
     def _start(self, prompt: Sequence[int]) -> None:
-        self._n_read = len(prompt)  # tokens of the text
-        self._text = SuffixIndex(512)  # the end of the text where it was last searched for
-        self._n_indexed = 0  # tokens of the text up to there
-        self._position = self._first  # of the next token …
+        self._position = 0  # of the next token …
         self._n_common = 0  # … tokens before it that equal the end of the text …
         self._found = _START  # … and how it was found
-        self._diverged = self._first  # position up to which the reply surely followed
+        self._diverged = 0  # position up to which the reply surely followed
 
-    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        self._read(tokens)
+    def _foresee(self) -> tuple[int, int] | None:
         copied = self._index.copy(self._position, 1)
         return (copied[0], self._cells[0]) if copied else None
 
-    def _find(self, tokens: Sequence[int]) -> Copy | None:
-        self._read(tokens)
+    def _find(self) -> Copy | None:
         copied = self._index.copy(self._position, self.params.draft_max).tolist()
         return Copy(copied, self._cells[: len(copied)]) if copied else None
 
@@ -86,36 +73,28 @@ class Prediction(CopyDrafter):
         first = min(self._n_common, LONGEST_CONTEXT) + (self._found == _START)
         return _CELLS[self._found][first:]
 
-    def _read(self, tokens: Sequence[int]) -> None:
-        """Follow ``tokens``, the whole text, in the prediction."""
-        new = tokens[self._n_read :]
-        if not new:
-            return
-        self._compare(new[0])
-        self._n_read = len(tokens)
-        n_same = common_prefix(self._index.copy(self._position, min(len(new), LONGEST_COPY)), new)
+    def _read(self, tokens: Sequence[int], n_new: int) -> None:
+        """Follow the text in the prediction; where it diverges, move to the place with the longest
+        match, or else to the end of the prediction."""
+        index = self._index
+        n_same = common_prefix(
+            index.copy(self._position, min(n_new, LONGEST_COPY)), tokens[-n_new:]
+        )
         self._position += n_same
         self._n_common += n_same
         if self._found == _START or self._n_common >= _SURE:
             self._diverged = self._position
-        if n_same < len(new):
-            self._search(tokens)
-
-    def _search(self, tokens: Sequence[int]) -> None:
-        """Move to the place with the longest match, or else to the end of the prediction."""
-        self._text.extend(tokens[max(self._n_indexed, len(tokens) - LONGEST_CONTEXT) :])
-        self._n_indexed = len(tokens)
-        index, tail, diverged = self._index, self._text.tail, self._diverged
-        self._position, self._n_common = self._nowhere, 0
-        level, _ = index.longest(self._text)
+        if n_same == n_new:
+            return
+        tail, diverged = array("i", tokens[-LONGEST_CONTEXT:]), self._diverged
+        self._position, self._n_common = len(index.tokens) - 1, 0
+        level, _ = index.longest(tail)
         if level >= 0:
-            found = index.matches(level, self._text, _VISITED)
+            found = index.matches(level, tail, _VISITED)
             ahead = [place for place in found if place >= diverged][-_COMPARED:]
             behind = [place for place in found if place < diverged][:_COMPARED]
-            places = ahead[::-1] + behind
-            lengths = [index.common_context(place, tail, LENGTHS[level]) for place in places]
-            self._n_common = max(lengths)
-            self._position = places[lengths.index(self._n_common)]
+            places = [(index.common_context(p, tail), p) for p in (*ahead[::-1], *behind)]
+            self._n_common, self._position = max(places, key=lambda pair: pair[0])
         self._found = _CLOSE if 0 <= self._position - diverged <= _NEAR else _AWAY
 
 

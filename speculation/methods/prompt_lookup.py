@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from speculation.drafter import MethodSpec
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import DRAFT_MAX, Copy, CopyDrafter, along
-from speculation.drafting.suffix_index import LONGEST_CONTEXT, LONGEST_COPY
+from speculation.drafting.suffix_index import LONGEST_CONTEXT, LONGEST_COPY, SuffixIndex
 from speculation.system.params import Params, param
 
 PRIORS = by_length(0.0, 0.8)
 _P_MIN = 0.5  # minimum path probability of a draft
 _CELLS = along(0)
-_TOKENS = 1 << 20  # vocabulary bound: an n-gram is a number with its tokens as digits
+_COMPARED = 32  # latest places that have the last tokens
 
 
 @dataclass(frozen=True)
@@ -32,56 +32,33 @@ class PromptLookupParams(Params):
 
 
 class PromptLookup(CopyDrafter):
-    """Knows where each n-gram of one text occurred last."""
+    """Knows where the n-grams of one text occurred."""
 
     def __init__(self, params: PromptLookupParams, acceptance: Acceptance | None = None) -> None:
         """``acceptance`` starts from PRIORS."""
         super().__init__(acceptance or Acceptance(PRIORS), _P_MIN)
         self.params = params
-        self.begin([])
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        # N-gram -> position of the token after it. Numbers, because tuples for every token would
-        # trigger Python's garbage collector over and over.
-        self._after: list[dict[int, int]] = [{} for _ in range(self.params.max_ngram)]
-        self._n_read = 0
-        self._look_up(prompt)
+    def _start(self, prompt: Sequence[int]) -> None:
+        self._index = SuffixIndex(prompt)
 
-    def _look_up(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The position after the longest n-gram's latest earlier place, and its length; 0 = none.
+    def _read(self, tokens: Sequence[int], n_new: int) -> None:
+        self._index.extend(tokens[-n_new:])
 
-        ``tokens`` is the whole text, of which an n-gram counts once a token follows.
-        """
-        for end in range(max(1, self._n_read), len(tokens)):
-            key = 0
-            for n, after in enumerate(self._after[:end], 1):
-                key = key * _TOKENS + tokens[end - n]
-                after[key] = end
-        self._n_read = len(tokens)
-        found, key = (0, 0), 0
-        for n, after in enumerate(self._after[: len(tokens)], 1):
-            key = key * _TOKENS + tokens[-n]
-            if key not in after:
-                break  # no longer n-gram has occurred either
-            found = after[key], n
-        return found
+    def _foresee(self) -> tuple[int, int] | None:
+        copy = self._find()
+        return copy and (copy.tokens[0], copy.cells[0])
 
-    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        position, n = self._look_up(tokens)
-        return (tokens[position], _CELLS[n]) if n else None
-
-    def _find(self, tokens: Sequence[int]) -> Copy | None:
-        position, n = self._look_up(tokens)
-        if not n:
+    def _find(self) -> Copy | None:
+        index, n_most = self._index, self.params.max_ngram
+        tail = index.tokens[-LONGEST_CONTEXT:]
+        level, _ = index.longest(tail[-n_most:])
+        if level < 0:
             return None
-        most = min(position, LONGEST_CONTEXT)
-        while n < most and tokens[position - 1 - n] == tokens[-1 - n]:
-            n += 1  # the longer the match, the likelier its tokens
-        length = self.params.draft
-        copied = list(tokens[position : position + length])
-        # A copy that reaches the end of the text continues with itself: a short period repeats.
-        copied = (copied * (length // len(copied) + 1))[:length]
-        return Copy(copied, _CELLS[n : n + length])
+        found = [(index.common_context(p, tail), p) for p in index.matches(level, tail, _COMPARED)]
+        n, position = max(found, key=lambda pair: min(pair[0], n_most))  # the latest of equal ones
+        copied = index.copy(position, self.params.draft).tolist()
+        return Copy(copied, _CELLS[n : n + len(copied)])  # the longer the match, the likelier
 
 
 spec = MethodSpec(

@@ -13,18 +13,15 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.together import Coroutine, Work
-from batching.tree import Floats, TokenTree
+from batching.tree import Floats
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
-from speculation.drafting.confidence import LevelTime
-from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
 from speculation.drafting.resources import Resources, if_loaded
 from speculation.drafting.tree_growth import (
-    Candidate,
-    best_nodes,
-    grow,
-    top_beams,
+    Growth,
+    LevelTime,
+    TreeDrafter,
     top_tokens,
     with_target_ids,
 )
@@ -76,23 +73,22 @@ class ReDrafter(TreeDrafter):
         super().observe(step)
         self._state.observe(step)
 
-    def _search(
-        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
+    def _grow(
+        self, growth: Growth, tokens: Sequence[int], budget: DraftBudget
+    ) -> Coroutine[Sequence[int]]:
         hidden, params = self._state.get(tokens), self.params
         if hidden is None:
-            return None  # the first step of a text, or it missed a step
-        nodes = yield from grow(
-            self._children(self._top, params.beams, budget),
+            return ()  # the first step of a text, or it missed a step
+        yield from growth.levels(
+            lambda node, logits: growth.add_likely(node, self._top(logits, params.beams)),
             self._level,
             (yield from self._root(hidden, tokens[-1])),
             0,
             depth=min(params.length, budget.max_depth),
             width=params.beams,
         )
-        if budget.min_path_prob:
-            return nodes, best_nodes(nodes, budget.room(tree))
-        return nodes, top_beams(nodes, params.beams)
+        is_selected = budget.min_path_prob > 0.0
+        return growth.likeliest(budget.max_nodes) if is_selected else growth.beams(params.beams)
 
     def _root(self, hidden: Floats, token: int) -> Coroutine[Level]:
         """Decode the text's last token, which was chosen from ``hidden``."""

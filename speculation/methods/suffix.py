@@ -19,7 +19,7 @@ from speculation.drafter import AsSource, MethodSpec, PlainSteps, Requirements, 
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import Branch, Copy, CopyDrafter, CopyParams, along
 from speculation.drafting.resources import Resources
-from speculation.drafting.suffix_index import LENGTHS, SuffixIndex, agreement
+from speculation.drafting.suffix_index import LENGTHS, LONGEST_CONTEXT, SuffixIndex, agreement
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.system.params import param
 
@@ -66,37 +66,20 @@ class Suffix(CopyDrafter):
         acceptance: Acceptance | None = None,
     ) -> None:
         """``memory`` may be shared with other texts; ``acceptance`` starts from PRIORS."""
-        super().__init__(acceptance or Acceptance(PRIORS), params.p_min)
         self.params = params
         self.requires = Requirements(branches=params.branches if params.branches > 1 else 0)
         self._memory = memory if params.memory else None
-        self._start([])
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._start(prompt)
-        self._read(prompt)
+        super().__init__(acceptance or Acceptance(PRIORS), params.p_min)
 
     def _start(self, prompt: Sequence[int]) -> None:
-        self._index = SuffixIndex(1 << max(12, (2 * len(prompt)).bit_length()))
-        self._n_read = 0  # tokens of the text in the index
-        self._where = self._index  # the index in which the end of the text was found …
-        self._level = -1  # … at this level; -1 = nowhere …
-        self._latest = 0  # … and the latest position after it
+        self._index = SuffixIndex(prompt)
         self._is_first = True  # whether this is the first step of the text
+        self._search()
 
     def end(self, tokens: Sequence[int]) -> None:
         super().end(tokens)
         if self._memory is not None:
             self._memory.remember(tokens)
-
-    def _foresee(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """What followed the latest occurrence, whose match is taken to end within its level."""
-        self._read(tokens)
-        if self._level < 0:
-            return None
-        tables = _IN_TEXT_CELLS if self._where is self._index else _IN_MEMORY_CELLS
-        cell = tables[_ALONE][3 * LENGTHS[self._level] // 2]
-        return self._where.token(self._latest), cell
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
@@ -105,13 +88,9 @@ class Suffix(CopyDrafter):
         self._is_first = False
         super().observe(step)
 
-    def _read(self, tokens: Sequence[int]) -> None:
-        """Read ``tokens``, the whole text, and search for its end; once for each length."""
-        if self._n_read < len(tokens):
-            self._compare(tokens[self._n_read])
-            self._index.extend(tokens[self._n_read :])
-            self._n_read = len(tokens)
-            self._search()
+    def _read(self, tokens: Sequence[int], n_new: int) -> None:
+        self._index.extend(tokens[-n_new:])
+        self._search()
 
     def _search(self) -> None:
         """Find the longest suffix that occurs earlier: in this text, else in the memory.
@@ -119,23 +98,31 @@ class Suffix(CopyDrafter):
         A match here is worth one in the memory that is two levels longer. The two are not mixed:
         the memory has this conversation's earlier turns, too, which must not count twice.
         """
-        memory = self._memory
-        self._where = self._index
-        self._level, self._latest = self._index.longest(self._index)
-        if memory is not None and memory.index.n_tokens and self._level < _TOP:
-            shortest = max(_SHORTEST_IN_MEMORY, min(self._level + 2, _TOP))
-            level, latest = memory.index.longest(self._index, shortest)
+        self._tail = tail = self._index.tokens[-LONGEST_CONTEXT:]
+        # The index in which the end of the text was found, at which level (-1 = nowhere), and the
+        # latest position after it.
+        self._where, (self._level, self._latest) = self._index, self._index.longest(tail)
+        if self._memory is not None and self._level < _TOP:
+            there, shortest = self._memory.index, max(_SHORTEST_IN_MEMORY, self._level + 2)
+            level, latest = there.longest(tail, min(shortest, _TOP))
             if level >= 0:
-                self._where, self._level, self._latest = memory.index, level, latest
+                self._where, self._level, self._latest = there, level, latest
 
-    def _find(self, tokens: Sequence[int]) -> Copy | None:
-        """Compare what follows the occurrences found, those with the longest match first."""
-        self._read(tokens)
-        index, level, tail = self._where, self._level, self._index.tail
-        positions = [] if level < 0 else index.matches(level, self._index, _CANDIDATES)
-        if not positions:  # or the memory took in another text since the search
+    def _foresee(self) -> tuple[int, int] | None:
+        """What followed the latest occurrence, whose match is taken to end within its level."""
+        if self._level < 0:
             return None
-        found = [(index.common_context(p, tail, LENGTHS[level]), p) for p in positions]
+        tables = _IN_TEXT_CELLS if self._where is self._index else _IN_MEMORY_CELLS
+        cell = tables[_ALONE][3 * LENGTHS[self._level] // 2]
+        return self._where.tokens[self._latest], cell
+
+    def _find(self) -> Copy | None:
+        """Compare what follows the occurrences found, those with the longest match first."""
+        if self._level < 0:
+            return None
+        index, tail = self._where, self._tail
+        positions = index.matches(self._level, tail, _CANDIDATES)
+        found = [(index.common_context(position, tail), position) for position in positions]
         found.sort(key=lambda pair: -pair[0])  # of equal ones, the latest stays first
         copies = [index.copy(position, self.params.draft_max) for _, position in found]
         lead, said, others = vote(copies, self.params.branches - 1)

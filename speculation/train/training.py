@@ -73,7 +73,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def write(self, path: Path, trainer: Trainer) -> None:
-        """Write the heads to a file. Raises DiskFull."""
+        """Write the heads to a file. Raises SpeculationError."""
 
     def noisy(self, batch: Batch) -> Batch:
         """What is trained on instead of a batch."""

@@ -1,4 +1,4 @@
-"""The bundled model decoded by every method: exact in F32, and as shipped except at near-ties."""
+"""The bundled model decoded by every method: exact in F32, as shipped except at close logits."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_in_f32_no_other_method_changes_a_text(
     assert min(accepted.values()) > 0, accepted
 
 
-def test_as_shipped_texts_differ_only_at_near_ties() -> None:
+def test_as_shipped_texts_differ_only_where_two_logits_are_close() -> None:
     wide = methods("lookahead")[1:]
     done = runs(resolve("bundled"), ContextParams(n_threads=1), [*METHODS, *wide])
     gaps = [run.first_difference.logit_gap for run in done if run.first_difference is not None]

@@ -28,8 +28,8 @@ from speculation.drafter import (
 )
 from speculation.driver import Driver
 from speculation.engine import Engine
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
 
@@ -94,7 +94,7 @@ def test_calls_of_other_threads_wait_for_their_turn_and_end_texts(engine: Engine
 def test_a_callback_in_the_engines_thread_can_start_texts_but_not_wait_for_them(
     engine: Engine,
 ) -> None:
-    started: list[Text] = []
+    started: list[Reply] = []
 
     def progress(done: int, total: int) -> None:
         with pytest.raises(SpeculationError, match="cannot wait for itself"):
@@ -114,9 +114,9 @@ def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -
         engine.prepare()  # the first close saves the measured costs
         running = [engine.submit(PROMPT, method="ar", sampling=ENDLESS) for _ in range(5)]
         next(running[0])
-        late: list[Text] = []
+        late: list[Reply] = []
 
-        def submit(engine: Engine = engine, late: list[Text] = late) -> None:
+        def submit(engine: Engine = engine, late: list[Reply] = late) -> None:
             try:
                 while True:
                     late.append(engine.submit(PROMPT, method="ar", max_tokens=3))
@@ -231,7 +231,7 @@ def test_an_engine_whose_context_cannot_be_made_again_says_so(
 def test_requests_learn_how_many_are_ahead(several: Engine) -> None:
     ahead: dict[int, list[int]] = {1: [], 2: []}
 
-    def steps() -> list[Text]:
+    def steps() -> list[Reply]:
         running = [several.submit("a dog", method="ar", max_tokens=20) for _ in range(4)]
         waiting = [
             several.submit("a dog", method="ar", max_tokens=2, waiting=ahead[i].append)

@@ -16,8 +16,8 @@ from batching.llama.context import ContextParams
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import parse_method
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -136,7 +136,7 @@ def test_a_full_context_ends_the_text_normally(tiny_model: Path, tiny_draft: Pat
 def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
     expected = engine.generate(PROMPT, max_tokens=30).run().text
 
-    def begun(method: str) -> Text:  # in the engine's thread, which writes no more meanwhile
+    def begun(method: str) -> Reply:  # in the engine's thread, which writes no more meanwhile
         text = engine.generate(PROMPT, method=method, sampling=endless(engine))
         for _ in range(2):
             engine._scheduler.step()
@@ -282,12 +282,12 @@ def test_only_texts_of_methods_that_use_it_are_in_the_memory(tiny_model: Path) -
     with Engine.load(tiny_model, EXACT) as engine:
         for method in ("ar", "prompt-lookup", "suffix:memory=off"):
             engine.generate(PROMPT, method=method, max_tokens=5).run()
-        assert engine.resources.memory.index.n_tokens == 0
+        assert len(engine.resources.memory.index.tokens) == 0
         abandoned = engine.generate(PROMPT, method="suffix", sampling=endless(engine))
         next(abandoned)
         abandoned.cancel()
         abandoned.run()
-        tokens = engine.resources.memory.index.tokens().tolist()
+        tokens = engine.resources.memory.index.tokens.tolist()
         assert tokens == [*abandoned.prompt, *abandoned.token_ids, -1]
 
 

@@ -17,14 +17,14 @@ from batching.cache import SequenceCache
 from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.decode import Batch, step
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.resources import Resources
+from speculation.meter import Stats
 from speculation.methods import METHODS as TABLE
 from speculation.methods import load_method_file, parse_method
-from speculation.stats import Stats
-from speculation.text import Text
+from speculation.sequence import TokenSequence
+from speculation.step import Batch, step
 from tests.support.fake_target import (
     N_VOCAB,
     FakeEagleHead,
@@ -180,7 +180,7 @@ def run(
     slots = Slots(target, 1)
     sampler = FakeSampler(temperature, seed, penalty)
     text = WrittenText(prompt, slots.slots[0], drafters, sampler=sampler, n_tokens=n_tokens)
-    steps, cache, found = list(write(text, slots)), text.cache, text.token_ids
+    steps, cache, found = list(write(text, slots)), text.cache, text.reply.token_ids
     assert [token for step in steps for token in step.tokens] == found
     assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
     # Whatever was drafted, each sequence now holds exactly the text without its last token.
@@ -188,9 +188,9 @@ def run(
     assert cache.n_past == len(prompt) + len(found) - 1
     assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
     if not text.needed.reads_states and n_rewind == NO_LIMIT:
-        assert len(target.decoded) == text.stats.n_steps
+        assert len(target.decoded) == text.reply.stats.n_steps
         assert len(target.decoded[0]) >= len(prompt)
-    return found, text.stats, cache
+    return found, text.reply.stats, cache
 
 
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
@@ -241,25 +241,25 @@ def test_texts_in_one_batch_of_a_recurrent_target_equal_plain_decoding(n_rewind:
                     )
                     running[slot] = seed, text
             texts = [text for _, text in running.values()]
-            pieces: dict[Text, Rows] = {
+            pieces: dict[TokenSequence, Rows] = {
                 text: rows
                 for text in texts
-                if not text.is_writing
+                if text.reading is not None
                 and (rows := text.next_piece(rng.randrange(2, 20))) is not None
             }
-            step([text for text in texts if text.is_writing], batch, pieces)
+            step([text for text in texts if text.reading is None], batch, pieces)
             for slot, (seed, text) in list(running.items()):
-                is_cancelled = text.is_writing and not text.has_ended and rng.random() < 0.01
+                is_cancelled = text.reading is None and not text.has_ended and rng.random() < 0.01
                 if is_cancelled:
                     text.end("cancelled")
                     n_cancelled += 1
                 if text.has_ended:
-                    assert text.error is None
+                    assert text.reply.error is None
                     del running[slot]
                     expected = plain_text(seed, temperature=0.8)
-                    n = len(text.token_ids) if is_cancelled else None
-                    assert text.token_ids == expected[:n]
-                    n_accepted += text.stats.n_accepted
+                    n = len(text.reply.token_ids) if is_cancelled else None
+                    assert text.reply.token_ids == expected[:n]
+                    n_accepted += text.reply.stats.n_accepted
     assert n_accepted > 50 and n_cancelled > 3
 
 

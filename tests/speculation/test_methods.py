@@ -159,7 +159,7 @@ def test_what_is_learnt_of_other_methods_and_under_older_names_is_not_saved() ->
     old = {"PromptLookupParams(draft=7) estimates": [1.0] * 101, "suffix": [1.0, 2.0]}
     resources = Resources(cheap_rows, saved=old)
     resources.acceptance("outside")
-    resources.save("outside", Asks().state)
+    resources.learnt("outside", lambda saved: ((asks := Asks(saved)), asks.state))
     assert resources.to_save(SAVED) == {"suffix": [1.0, 2.0]}
 
 

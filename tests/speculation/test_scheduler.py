@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,10 +24,11 @@ from batching.together import Coroutine, Running, Work, advance, run
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.methods import parse_method
+from speculation.reply import Reply
 from speculation.request import Request
 from speculation.runtime import Runtime
 from speculation.sampling import SamplingParams
-from speculation.text import Text
+from speculation.sequence import TokenSequence
 from tests.support.exact import EXACT, PROMPT, endless, random_requests
 from tests.support.fake_target import FakeReply
 from tests.support.mtp_gguf import write_gemma_gguf
@@ -62,7 +63,7 @@ def test_texts_that_come_and_go_are_what_they_would_be_alone(
 ) -> None:
     rng = random.Random(3)
     every = random_requests(rng, 120, METHODS, stop=((), (), ("o t",)))
-    running: list[Text] = []
+    running: list[Reply] = []
     for request in every:
         running.append(parallel.submit(**request))
         time.sleep(rng.choice((0.0, 0.0, 0.01)))
@@ -113,11 +114,11 @@ def test_prompts_that_wait_for_another_are_compared_with_it_once(
         compared.append(len(b))
         return common_prefix(a, b)
 
-    monkeypatch.setattr("speculation.text.common_prefix", counting)
+    monkeypatch.setattr("speculation.sequence.common_prefix", counting)
     prompt = [9 + i % 70 for i in range(400)]
     with Engine.load(tiny_model, EXACT, parallel=4) as engine:
         monkeypatch.setattr(engine._scheduler, "_long_prompts", None)
-        monkeypatch.setattr(engine._scheduler, "_chunk", lambda *_: 8)  # 50 steps
+        monkeypatch.setattr(engine._scheduler, "_n_prompt_rows", lambda *_: 8)  # 50 steps
         steps: list[int] = []
         every = engine._driver.call(  # they begin with the same step
             lambda: [
@@ -160,21 +161,23 @@ def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     cost = Cost(CostCurve.linear(0.05, 0.008))
     monkeypatch.setitem(parallel.resources._kept, "cost", cost)
     scheduler, plain = parallel._scheduler, Request((1,), parse_method("ar"))
-    few, many = ([Text(plain, FakeReply()) for _ in range(n)] for n in (3, 60))
+    few, many = (
+        [TokenSequence(plain, cast("Any", FakeReply())) for _ in range(n)] for n in (3, 60)
+    )
     row = cost.curve(0).at(64) / 64
     # 0.2 s beside two written texts, whose rows take 0.058 s; 1 s if nobody waits for a token.
-    assert scheduler._chunk(few, 2) == int((0.2 - 0.058) / row) == 16
-    assert scheduler._chunk(few, 0) == int(1.0 / row) == 115
-    assert scheduler._chunk(many, 60) == 16
+    assert scheduler._n_prompt_rows(few, 2) == int((0.2 - 0.058) / row) == 16
+    assert scheduler._n_prompt_rows(few, 0) == int(1.0 / row) == 115
+    assert scheduler._n_prompt_rows(many, 60) == 16
     for seconds in (0.4, 0.8):  # 100 rows of prompts that were read count as they were
         cost.has_read(100, seconds)
-    assert scheduler._chunk(few, 0) == int(1.0 / 0.006) == 166
+    assert scheduler._n_prompt_rows(few, 0) == int(1.0 / 0.006) == 166
     cost.has_read(64, 6.4)  # while others took the processors
-    assert scheduler._chunk(few, 0) == 64
+    assert scheduler._n_prompt_rows(few, 0) == 64
     monkeypatch.setitem(parallel.resources._kept, "cost", Cost(CostCurve.linear(0.001, 0.0001)))
     monkeypatch.setattr(parallel.context, "flash_attn", True)  # on a CPU: 63 rows in all
-    assert scheduler._chunk(few, 2) == 60
-    assert (scheduler._chunk(many, 50), scheduler._chunk(few, 0)) == (272, 320)
+    assert scheduler._n_prompt_rows(few, 2) == 60
+    assert (scheduler._n_prompt_rows(many, 50), scheduler._n_prompt_rows(few, 0)) == (272, 320)
 
 
 def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_model: Path) -> None:
@@ -269,13 +272,13 @@ def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
 
 
 def test_a_text_that_was_read_ends_at_once_for_every_later_reader(parallel: Engine) -> None:
-    async def read(text: Text) -> str:
+    async def read(text: Reply) -> str:
         return "".join([token.text async for token in text])
 
-    def read_here(text: Text) -> str:
+    def read_here(text: Reply) -> str:
         return "".join(token.text for token in text)
 
-    def read_there(text: Text) -> str:
+    def read_there(text: Reply) -> str:
         return asyncio.run(read(text))
 
     def fail(*_: int) -> None:
@@ -316,25 +319,25 @@ def test_threads_that_read_a_text_at_once_share_its_tokens(parallel: Engine) -> 
 def test_ctrl_c_in_a_batch_ends_all_of_its_texts(
     parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(text: Text) -> Text:
+    def interrupt(text: Reply) -> Reply:
         raise KeyboardInterrupt
 
-    started: list[Text] = []
+    started: list[Reply] = []
     submit = parallel._scheduler.submit
 
-    def submit_noted(text: Text) -> bool:
-        started.append(text)
+    def submit_noted(text: TokenSequence) -> bool:
+        started.append(text.reply)
         return submit(text)
 
     monkeypatch.setattr(parallel._scheduler, "submit", submit_noted)
     whole: list[str | list[int]] = [PROMPT] * 6
     for stop, prompts, error in (
         (interrupt, whole, KeyboardInterrupt),
-        (Text.run, [*whole, []], InvalidParameter),
+        (Reply.run, [*whole, []], InvalidParameter),
     ):
         started.clear()
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(Text, "run", stop)
+            patch.setattr(Reply, "run", stop)
             parallel.generate_batch(prompts, sampling=endless(parallel))
         assert started and [text.run().finish_reason for text in started] == (
             ["cancelled"] * len(started)
@@ -344,24 +347,25 @@ def test_ctrl_c_in_a_batch_ends_all_of_its_texts(
 def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
     parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speculation.text.FRAME_SECONDS", 1e9)
-    monkeypatch.setattr("speculation.fast_path.FRAME_SECONDS", 0.0)  # no runs of steps
+    monkeypatch.setattr("speculation.sequence.FRAME_SECONDS", 1e9)
 
-    def groups_of(text: Text) -> list[int]:
+    def groups_of(text: Reply) -> list[int]:
         return [len(tokens) for tokens in text._channel]
 
     assert groups_of(parallel.submit(PROMPT, method="ar", max_tokens=30)) == [1, 29]
-    started: list[Text] = []
-    others: list[Text] = []
+    started: list[Reply] = []
+    others: list[Reply] = []
+    seen: list[int] = []
 
     def ask_in_between(token: int) -> bool:
-        if len(started[0].token_ids) == 20:
+        seen.append(token)
+        if len(seen) == 20:
             others.append(parallel.submit([7 + i % 60 for i in range(60)], max_tokens=2))
         return False
 
     def begin() -> None:
         started.append(parallel.submit(PROMPT, method="ar", max_tokens=30))
-        started[0].reply.ends = Ends(ask_in_between)
+        started[0]._written.ends = Ends(ask_in_between)
 
     parallel._driver.call(begin)
     groups = groups_of(started[0])

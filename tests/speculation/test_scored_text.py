@@ -10,10 +10,10 @@ import pytest
 
 from batching.errors import InvalidParameter, PromptTooLong
 from speculation.engine import Engine
+from speculation.reply import Reply
 from speculation.request import Request
 from speculation.sampling import TokenLogprobs
 from speculation.settings import as_method
-from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT, endless
 from tests.support.tiny_heads import mtp
 
@@ -71,7 +71,7 @@ def test_who_is_written_beside_a_scored_prompt_gets_a_token_for_each_piece(
 
 
 def test_a_prompt_can_be_read_into_the_cache_or_anew(engine: Engine) -> None:
-    def read(prompt: str, **more: Any) -> Text:
+    def read(prompt: str, **more: Any) -> Reply:
         tokens = tuple(engine.model.tokenize(prompt))
         return engine.start(Request(tokens, as_method("ar"), **more)).run()
 

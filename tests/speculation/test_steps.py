@@ -12,15 +12,15 @@ import pytest
 
 from batching.slots import Slots
 from batching.tree import TokenTree
-from speculation.decode import Batch, step
 from speculation.drafter import DraftBudget, Drafter
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
+from speculation.meter import Draft, RecordedStep
 from speculation.places import Places
+from speculation.reply import Reply
 from speculation.runtime import Runtime
 from speculation.sampling import SamplingParams
-from speculation.steps import Draft, RecordedStep
-from speculation.text import Emitted, Text
+from speculation.step import Batch, step
 from tests.support.exact import EXACT, PROMPT, endless
 from tests.support.fake_target import FakeTarget, plain_text, prompt_of
 from tests.support.written import WrittenText, write
@@ -47,22 +47,24 @@ def test_a_step_tells_its_drafts_what_became_text_and_its_times() -> None:
     list(write(text, slots))
     first = [Draft(-1, 2, "ar"), Draft(0, 5, "ar"), Draft(0, 7, "ar"), Draft(2, 2, "ar")]
     last = [Draft(-1, 6, "ar"), Draft(0, 5, "ar"), Draft(1, 4, "ar")]
-    assert [one[3:] for one in text.steps] == [
+    assert [one[3:] for one in text.reply.steps] == [
         (1, 1, [], [], 8),
         (1, 1, (), (), 1),
         (5, 1, first, [0, 2, 3], 9),
         (4, 1, last, [0, 1], None),  # the text ends in the middle of the path
     ]
-    for one in text.steps:
+    for one in text.reply.steps:
         assert min(one[:3]) >= 0 < one.decode_seconds
-    assert sum(map(sum, (one[:3] for one in text.steps[1:]))) <= text.stats.decode_seconds
+    assert (
+        sum(map(sum, (one[:3] for one in text.reply.steps[1:]))) <= text.reply.stats.decode_seconds
+    )
 
 
 def test_the_steps_of_a_text_that_does_not_ask_for_them_are_not_kept() -> None:
     slots = Slots(FakeTarget(), 1)
     text = WrittenText(prompt_of(26), slots.slots[0], [Guesses()], n_tokens=8)
     list(write(text, slots))
-    assert (text.token_ids, text.steps) == ([8, 1, 2, 7, 2, 9, 6, 5], [])
+    assert (text.reply.token_ids, text.reply.steps) == ([8, 1, 2, 7, 2, 9, 6, 5], [])
 
 
 def test_a_step_tells_how_many_texts_share_its_decode() -> None:
@@ -75,7 +77,10 @@ def test_a_step_tells_how_many_texts_share_its_decode() -> None:
     while not texts[0].has_ended:
         step(texts, batch)
     step(texts[1:], batch)
-    assert [[one.n_texts for one in text.steps] for text in texts] == [[1, 2, 2, 2], [2, 2, 2, 1]]
+    assert [[one.n_texts for one in text.reply.steps] for text in texts] == [
+        [1, 2, 2, 2],
+        [2, 2, 2, 1],
+    ]
 
 
 def on_a_device(*n_tokens: int) -> tuple[list[WrittenText], list[list[int]]]:
@@ -99,23 +104,23 @@ def on_a_device(*n_tokens: int) -> tuple[list[WrittenText], list[list[int]]]:
 def test_tokens_are_handed_out_while_a_device_computes_the_next_step() -> None:
     texts, seen = on_a_device(4, 3)
     assert seen == [[0, 0], [1, 1], [2, 3], [4, 3]]  # the last ones at once
-    assert [text.token_ids for text in texts] == [plain_text(26, n_tokens=n) for n in (4, 3)]
+    assert [text.reply.token_ids for text in texts] == [plain_text(26, n_tokens=n) for n in (4, 3)]
 
 
 def test_an_error_while_tokens_are_handed_out_ends_their_text_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    deliver = WrittenText.deliver
+    hand_out = WrittenText.hand_out
 
-    def failing(text: WrittenText, emitted: Emitted, n_texts: int = 1) -> None:
-        if text.request.max_tokens == 4:
+    def failing(text: WrittenText, n_texts: int = 1) -> None:
+        if text.request.max_tokens == 4 and text._emitted and not text.has_ended:
             raise RuntimeError("a listener failed")
-        deliver(text, emitted, n_texts)
+        hand_out(text, n_texts)
 
-    monkeypatch.setattr(WrittenText, "deliver", failing)
+    monkeypatch.setattr(WrittenText, "hand_out", failing)
     texts, _ = on_a_device(4, 3)
-    assert [str(text.error) for text in texts] == ["a listener failed", "None"]
-    assert texts[1].token_ids == plain_text(26, n_tokens=3)
+    assert [str(text.reply.error) for text in texts] == ["a listener failed", "None"]
+    assert texts[1].reply.token_ids == plain_text(26, n_tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +164,7 @@ def tokens_of(one: RecordedStep) -> list[int]:
 def test_a_text_that_is_cancelled_counts_what_it_has_read(tiny_model: Path) -> None:
     params = replace(EXACT, n_batch=64)
     with Engine.load(tiny_model, params) as engine:
-        text: Text
+        text: Reply
 
         def progress(done: int, total: int) -> None:
             if done >= 128:
@@ -181,7 +186,7 @@ def test_time_for_other_texts_counts_and_so_do_the_first_steps_drafts(
     def slowly(places: Places) -> None:
         nonlocal paused
         for text in places.active():
-            if text.stats.n_steps and not text.has_ended:
+            if text.meter.stats.n_steps and not text.has_ended:
                 start = time.perf_counter()
                 time.sleep(0.005)  # as if others were served
                 paused += time.perf_counter() - start

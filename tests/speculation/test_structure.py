@@ -17,9 +17,9 @@ from speculation import sandbox
 from speculation.engine import Engine
 from speculation.gbnf import gbnf_to_lark
 from speculation.json_schema import followed
+from speculation.meter import Meter, Stats
 from speculation.sampling import SamplingParams, TokenLogprobs
 from speculation.sandbox import problem_of
-from speculation.stats import Stats
 from speculation.structure import Structure, Structures
 from tests.support.exact import PROMPT, same_texts
 
@@ -180,7 +180,7 @@ def test_accepted_drafts_count_for_their_source_or_for_the_structure() -> None:
     tree.add_chain(0, [6, 7, 8])
     tree.sources[2] = "suffix"
     stats = Stats()
-    stats.add_step(tree, [0, 1, 2, 3], 4, 3)
+    Meter(stats, None).add_step(tree, (), [0, 1, 2, 3], [6, 7, 8, 9], 0, 1, [0.0] * 4)
     assert stats.accepted_by_source == {"structure": 2, "suffix": 1}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from batching.llama.context import ContextParams
 from speculation.engine import Engine
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 
 # F32 weights, an F32 cache and no flash attention: batched and single rows give equal floats.
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
@@ -23,7 +23,7 @@ def endless(engine: Engine, temperature: float = 0.0, seed: int = 3) -> Sampling
     return SamplingParams(temperature=temperature, seed=seed, logit_bias=ends)
 
 
-def same_texts(engine: Engine, prompt: Any, *methods: str, **settings: Any) -> list[Text]:
+def same_texts(engine: Engine, prompt: Any, *methods: str, **settings: Any) -> list[Reply]:
     """The texts of plain decoding and of ``methods``, whose tokens must be the same."""
     texts = [engine.generate(prompt, method=m, **settings).run() for m in ("ar", *methods)]
     for method, text in zip(methods, texts[1:], strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -59,8 +59,8 @@ class OneToken(Drafter):
 
 def draft(auto: Auto, tokens: Sequence[int]) -> TokenTree:
     """The drafts that are decoded after ``tokens``."""
-    text: Any = SimpleNamespace(chooser=auto, tokens=tokens, tree=TokenTree(tokens[-1]))
-    text.draft_seconds = 0.0
+    text: Any = MagicMock(chooser=auto, tokens=tokens, tree=TokenTree(tokens[-1]))
+    text.meter.draft_seconds = 0.0
     run(auto.draft(tokens, text.tree, OneToken.budget))
     text.budget = auto.budget
     choose([text])

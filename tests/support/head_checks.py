@@ -22,10 +22,10 @@ from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
 from speculation.heads import load
+from speculation.meter import Stats
 from speculation.methods import METHODS
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.stats import Stats
-from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeOutput, fake_logits
 
@@ -123,7 +123,7 @@ def check_a_tree(
 
 def compared_texts(
     engine: Engine, methods: Sequence[str], max_tokens: int = 40
-) -> Iterator[tuple[str, Text, Text]]:
+) -> Iterator[tuple[str, Reply, Reply]]:
     """Check that every method gives the text of plain decoding under each of SAMPLINGS.
 
     Yields the method, plain decoding's text and the method's.

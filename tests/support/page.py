@@ -14,7 +14,10 @@ import httpx
 from fastapi import FastAPI
 
 from app import server
+from app.api import chat
 from app.api.errors import handle_errors
+from app.api.log import RequestLog
+from app.api.service import Service
 from app.page import models
 from app.page.chats import Chats
 from app.page.owners import Owners
@@ -43,7 +46,9 @@ def served(
     add_routes(app, chats, Owners(is_one=is_one))
     models.add_routes(app, chats, ModelSpec("m.gguf"))
     listening = server.bind("127.0.0.1", None)
-    server.serve(server.guard(app, host, (), keys, page=True), listening)
+    app.include_router(chat.router)
+    app.state.service = Service(backend)
+    server.serve(RequestLog(server.guard(app, host, (), keys, page=True)), listening)
     site = Site(server.address("127.0.0.1", listening) + "page/", chats)
     try:
         yield site

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 from batching.cache import SequenceCache
 from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
-from speculation.decode import Batch, step
 from speculation.drafter import Drafter
 from speculation.methods import parse_method
 from speculation.request import Request
-from speculation.text import Emitted, Text
+from speculation.sequence import Emitted, TokenSequence
+from speculation.step import Batch, step
 from speculation.verify import Match, Verifier
 from tests.support.fake_target import FakeReply, FakeSampler
 
 
-class WrittenText(Text):
+class WrittenText(TokenSequence):
     """A text in a slot, and what its steps emitted."""
 
     def __init__(
@@ -34,14 +35,14 @@ class WrittenText(Text):
     ) -> None:
         most = None if n_tokens == NO_LIMIT else n_tokens
         request = Request(tuple(prompt), parse_method("ar"), max_tokens=most, record=record)
-        super().__init__(request, FakeReply(n_tokens))
+        super().__init__(request, cast("Any", FakeReply(n_tokens)))
         self.emitted: list[Emitted] = []
         sampler = sampler or FakeSampler(0, 0)
         self.start(cache or SequenceCache(slot), drafters, verifier or Match(), sampler)
 
-    def deliver(self, emitted: Emitted, n_texts: int = 1) -> None:
-        self.emitted.append(emitted)
-        super().deliver(emitted, n_texts)
+    def hand_out(self, n_texts: int = 1) -> None:
+        self.emitted += [self._emitted] if self._emitted else []
+        super().hand_out(n_texts)
 
 
 def write(
@@ -50,11 +51,11 @@ def write(
     """Write a text that is alone, as the scheduler does; yields what each step emits."""
     batch, n_seen = Batch(slots), 0
     while not text.has_ended:
-        pieces: dict[Text, Rows] = {}
-        if not text.is_writing and (rows := text.next_piece(NO_LIMIT)) is not None:
+        pieces: dict[TokenSequence, Rows] = {}
+        if text.reading is not None and (rows := text.next_piece(NO_LIMIT)) is not None:
             pieces[text] = rows
-        step([text] if text.is_writing else [], batch, pieces, is_wanted=is_wanted)
+        step([text] if text.reading is None else [], batch, pieces, is_wanted=is_wanted)
         yield from text.emitted[n_seen:]
         n_seen = len(text.emitted)
-        if text.error is not None:
-            raise text.error
+        if text.reply.error is not None:
+            raise text.reply.error

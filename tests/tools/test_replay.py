@@ -50,7 +50,7 @@ def test_a_replay_takes_the_steps_of_a_real_run(
     with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
         for method in ("ar", "prompt-lookup", "suffix", "draft", "draft:width=3"):
             engine.resources._kept.clear()
-            engine.resources._saved.clear()
+            engine.resources.saved.clear()
             engine.resources.memory.clear()
             engine.resources._kept["cost"] = Cost(cost)
             steps = []

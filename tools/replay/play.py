@@ -20,12 +20,10 @@ from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.drafter import auto_spec
 from speculation.bench.results import Run
 from speculation.chat.detokenizer import Token
-from speculation.decode import Batch, step
 from speculation.drafter import Drafter, Method, MethodSpec, Step
-from speculation.drafting.confidence import LevelTime
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.drafting.resources import Resources
-from speculation.drafting.tree_growth import Candidate, Candidates
+from speculation.drafting.tree_growth import Growth, LevelTime
 from speculation.methods import (
     autoregressive,
     draft_model,
@@ -35,7 +33,8 @@ from speculation.methods import (
     suffix,
 )
 from speculation.request import Request
-from speculation.text import Text
+from speculation.sequence import TokenSequence
+from speculation.step import Batch, step
 from speculation.verify import Match
 from tools.replay.recording import Draft, Header, Recorded
 
@@ -51,7 +50,7 @@ RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
 class Machine:
     """What computes: simulated time in seconds, which ``batching.clock`` reads.
 
-    Implements ``speculation.decode.Decoder``: one decode for the rows of all texts.
+    Stands for ``batching.slots.Slots``: one decode for the rows of all texts.
 
     noise      standard deviation of a decode's relative time
     hiccups    share of decodes that take four times as long: the machine did something else
@@ -179,10 +178,10 @@ class Replay:
         # The draft model's time is known as if by its weights.
         share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
         resources = Resources(lambda: cost, draft=draft, draft_share=share)
-        batch = Batch(machine)
+        batch = Batch(cast("Any", machine))
         if n_places > 1:  # as the engine measures it for texts that share a decode
             batch.cost = resources.cost
-        waiting, active, runs = list(reversed(texts)), dict[Text, Playback](), list[Run]()
+        waiting, active, runs = list(reversed(texts)), dict[TokenSequence, Playback](), list[Run]()
         with clocks.using(machine):
             while waiting or active:
                 while waiting and len(active) < n_places:
@@ -203,7 +202,7 @@ class Replay:
         row = curve.at(SIZES[-1]) / SIZES[-1] / curve.at(1)
         return RecordedDraft(machine, self.draft_seconds, row, text)
 
-    def _begun(self, method: str, target: Playback, resources: Resources) -> Text:
+    def _begun(self, method: str, target: Playback, resources: Resources) -> TokenSequence:
         """A recorded text at its beginning."""
         parsed, machine, recorded = parse_method(method), target.machine, target.recorded
         context = self._draft(machine, recorded)
@@ -214,19 +213,19 @@ class Replay:
             )
         own = Method(specs[parsed.name], parsed.params)
         request = Request(tuple(recorded.prompt), own, max_tokens=len(recorded.reply))
-        text, played = Text(request, _Sink(target)), cast("Any", target)
+        text, played = TokenSequence(request, cast("Any", _Sink(target))), cast("Any", target)
         text.start(SequenceCache(played), own.drafters(resources), Match(), GreedySampler())
         while text.next_piece(NO_LIMIT) is not None:
             raise RuntimeError("a prompt is decoded with the first step")
         return text
 
 
-def _run(method: str, text: Text, target: Playback) -> Run:
+def _run(method: str, text: TokenSequence, target: Playback) -> Run:
     """Without the noise that the text met. Raises what ended it, or RuntimeError if it is not the
     recorded one."""
-    played, stats = target.recorded, text.stats
-    if text.error is not None:
-        raise text.error
+    played, stats = target.recorded, text.reply.stats
+    if text.reply.error is not None:
+        raise text.reply.error
     if text.tokens != played.prompt + played.reply:
         raise RuntimeError(f"{method} wrote another text than recorded in {played.id}")
     stats.decode_seconds -= target.machine.excess - (target.excess or 0.0)
@@ -386,17 +385,14 @@ class RecordedDraft:
 class _RecordedDraftModel(draft_model.DraftModel):
     """Reads the draft model's choices from the recorded tree."""
 
-    def _below(self, floor: float, nodes: Candidates, parent: int, logits: Any) -> list[Candidate]:
-        tree = self._context.tree  # type: ignore[attr-defined]
-        path, above = [], parent
-        while above >= 0:
-            path.append(nodes[above].token)
-            above = nodes[above].parent
+    def _likeliest(self, growth: Growth, node: int, logits: Any) -> Sequence[tuple[int, float]]:
+        recorded = self._context.tree  # type: ignore[attr-defined]
         place = -1
-        for token in reversed(path):
-            place = next(i for i, node in enumerate(tree) if [*node[:2]] == [place, token])
-        top = [(token, q) for below, token, q in tree if below == place][: self.params.width]
-        return self._likely(floor, nodes, parent, top)
+        for above in growth.tree.path_to(node)[1:]:
+            token = growth.tree.tokens[above]
+            place = next(i for i, found in enumerate(recorded) if [*found[:2]] == [place, token])
+        below = [(token, q) for parent, token, q in recorded if parent == place]
+        return below[: self.params.width]
 
 
 def measured(true: Cost) -> Cost:
@@ -410,9 +406,5 @@ def measured(true: Cost) -> Cost:
 
 def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
     """A recorded cost, ``factor`` times as slow."""
-
-    def curve(of: Mapping[str, Any]) -> CostCurve:
-        seconds = [factor * each for each in of["seconds"]]
-        return CostCurve(of["sizes"], seconds, factor * of["switch_seconds"])
-
-    return Cost(curve(cost["near"]), cost["far"] and curve(cost["far"]))
+    near, far = cost["near"], cost["far"]
+    return Cost(CostCurve(**near).scaled(factor), far and CostCurve(**far).scaled(factor))

@@ -28,7 +28,8 @@ from speculation.bench.prompt_file import Prompt
 from speculation.bench.suites.cost import SIZES
 from speculation.chat.template import Message
 from speculation.drafter import Drafter, Method, MethodSpec, NoParams, Step
-from speculation.drafting.tree_growth import grow, top_children, top_tokens
+from speculation.drafting.acceptance import Acceptance
+from speculation.drafting.tree_growth import Growth, top_tokens
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from speculation.settings import Settings
@@ -127,10 +128,17 @@ class Recorder(Drafter):
             self._seconds[len(tokens) - 1].append(perf_counter() - start)
             return done(output)
 
-        children = top_children(top_tokens, WIDTH, MIN_PROB, lambda candidate: candidate.prob)
+        def add_below(node: int, logits: Floats) -> None:
+            for token, prob in top_tokens(logits, WIDTH):
+                if growth.path_probs[node] * prob >= MIN_PROB:
+                    growth.add(node, token, prob)
+
+        growth = Growth(self._tokens[-1], Acceptance())
         output = run(draft.root(self._tokens))
-        nodes = run(grow(children, level, output, draft.root_row, depth=DEPTH, width=WIDTH))
-        return [(node.parent, node.token, round(node.prob, 4)) for node in nodes]
+        run(growth.levels(add_below, level, output, draft.root_row, depth=DEPTH, width=WIDTH))
+        tree = growth.tree
+        nodes = [*zip(tree.parents, tree.tokens, growth.given, strict=True)]
+        return [(parent - 1, token, round(prob, 4)) for parent, token, prob in nodes[1:]]
 
 
 def _top(logits: Floats) -> Successors:

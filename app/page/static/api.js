@@ -17,11 +17,12 @@ export async function api(method, path, body) {
   }
   const text = await response.text();
   if (response.ok) return text ? JSON.parse(text) : null;
-  let message = `The server answered with status ${response.status}.`;
+  let error = {};
   try {
-    message = JSON.parse(text).error.message ?? message;
+    ({ error } = JSON.parse(text));
   } catch {} // not one of the server's own answers
-  throw new Error(message);
+  if (error.param) document.dispatchEvent(new CustomEvent("refused", { detail: error.param }));
+  throw new Error(error.message ?? `The server answered with status ${response.status}.`);
 }
 
 export const listeners = {}; // by the kind of event

@@ -5,6 +5,7 @@ import {
   roving, setText, step, toClipboard, tried,
 } from "./dom.js";
 import { api, listeners } from "./api.js";
+import { openRequests } from "./requests.js";
 import { switchTheme, toggle } from "./settings.js";
 import { chat, isIncognito, newChat, setChat } from "./transcript.js";
 
@@ -118,10 +119,11 @@ let nSearches = 0; // a new search may start before the last one has ended
 const search = tried(async () => {
   const mine = ++nSearches;
   const text = $("#search").value.trim();
-  const found = text ? (await api("GET", `/search?q=${encodeURIComponent(text)}`)).hits : [];
+  const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [] };
   if (mine !== nSearches) return;
-  hits = found;
-  setText($("#found"), text && (hits.length === 1 ? "1 hit" : `${hits.length} hits`));
+  ({ hits } = found);
+  const rest = found.n > hits.length ? `, the first ${hits.length} of them here` : "";
+  setText($("#found"), text && `${found.n === 1 ? "1 hit" : `${found.n} hits`}${rest}`);
   showChats();
 });
 
@@ -166,6 +168,7 @@ export function startChats() {
     openMenu(currentTarget, [
       ["Import chats…", () => chooseFiles({ accept: ".json,application/json" }, importFile)],
       ["Export all chats", () => exportChat("/export")],
+      ["Requests to the server", openRequests],
     ]);
   $$("#chats > .row").forEach(makeGroup);
   $("#list").onclick = ({ target }) => target.closest("a") && leaveList(); // also from the open chat

@@ -87,6 +87,7 @@ export function compose(text, files) {
 }
 
 function fitBox() {
+  if (CSS.supports("field-sizing: content")) return; // else a layout for each key
   const area = box();
   area.style.height = "auto";
   area.style.height = `${Math.min(area.scrollHeight, innerHeight * 0.4)}px`;
@@ -95,7 +96,7 @@ function fitBox() {
 // Drafts: what was typed stays with its chat, through reloads; that of incognito chats in memory alone.
 
 let fleeting = {}; // drafts of incognito chats
-export const isFleeting = () => chat?.incognito ?? isIncognito;
+const isFleeting = () => chat?.incognito ?? isIncognito;
 const drafts = () => (isFleeting() ? fleeting : (memory.get("drafts") ?? {}));
 const keepDrafts = (now) => (isFleeting() ? (fleeting = now) : memory.set("drafts", now));
 
@@ -113,6 +114,7 @@ export function restoreDraft() {
 
 // Files
 
+const LONGEST_PASTE = 8e3; // bytes; a longer one is a file
 const LARGEST = 1e6; // bytes of text, all files of a message together
 const LARGEST_PDF = 20e6;
 const PICTURE = /\.(png|jpe?g|gif|webp|bmp|svg|heic|tiff?)$/i;
@@ -176,9 +178,12 @@ export function startComposer() {
     stopReply();
     box().focus();
   };
+  let typing = 0;
+  window.addEventListener("pagehide", keepDraft);
   box().oninput = () => {
     fitBox();
-    keepDraft();
+    clearTimeout(typing); // all drafts and their files are written, which takes long
+    typing = setTimeout(keepDraft, 300);
     setText($("#refused"), "");
     if (isQueued) unqueue();
   };
@@ -210,10 +215,11 @@ export function startComposer() {
     addFiles(event.dataTransfer.files);
   });
   box().onpaste = (event) => {
-    const { files, types } = event.clipboardData;
+    const { files } = event.clipboardData;
     // Spreadsheets and word processors also copy a picture of the text.
-    if (!files.length || types.includes("text/plain")) return;
+    const text = event.clipboardData.getData("text/plain");
+    if (text ? bytesOf(text) <= LONGEST_PASTE : !files.length) return;
     event.preventDefault();
-    addFiles(files);
+    addFiles(text ? [new File([text], `pasted-${attached.length + 1}.txt`)] : files);
   };
 }

@@ -120,14 +120,18 @@ export function openMenu(anchor, choices) {
     box.remove();
   };
   $("#main").append(box);
-  box.showPopover();
+  showAt(box, anchor.getBoundingClientRect());
   makeGroup(box);
-  const { left, right, bottom, top } = anchor.getBoundingClientRect();
+  anchor.ariaExpanded = "true";
+  box.firstChild.focus();
+}
+
+// Shows a popover below a place, or above it where there is more room.
+export function showAt(box, { left, right, bottom, top }) {
+  box.showPopover();
   const [width, height] = [box.offsetWidth, box.offsetHeight];
   box.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8, right))}px`;
   box.style.top = `${bottom + height + 8 > innerHeight ? Math.max(8, top - height - 4) : bottom + 4}px`;
-  anchor.ariaExpanded = "true";
-  box.firstChild.focus();
 }
 
 // A modal dialog with a heading; it ends with Escape, its cross, or close().

@@ -1,4 +1,5 @@
-// Race: two methods write the same text in turn, several times, then are played on one clock.
+// Race: two methods write the same text in turn, which fills their lanes; then both are played on one clock, while
+// further rounds make the number more certain.
 
 import { $, $$, button, h, openDialog, selectOf, setText, tried } from "./dom.js";
 import { api, listeners } from "./api.js";
@@ -18,7 +19,7 @@ export function openRace({ turn = null, prompt = "", start = false }) {
     selectOf({ "aria-label": "Second method" }, choices, own),
   ];
   const go = h("button", { class: "primary" }, "Start");
-  const what = `Each method writes the text three times, in turn, with ${MOST_TOKENS} tokens at most.`;
+  const what = `Each method writes the text in turn, with ${MOST_TOKENS} tokens at most.`;
   const note = h("span", { role: "status" }, `${what} Then both are played on one clock.`);
   const count = h("span", { "aria-hidden": "true" }); // changes too often to be announced
   const error = h("p", { class: "error", role: "alert", hidden: true });
@@ -33,9 +34,11 @@ export function openRace({ turn = null, prompt = "", start = false }) {
       if (opened.early) return; // it is about to start
       if (opened.id) return stop();
       cancelAnimationFrame(opened.frame);
-      stage.replaceChildren();
+      opened.result = null;
+      const names = methods.map(({ value }) => value);
+      showLanes(names);
       const max_tokens = Math.min(settings.max_tokens || MOST_TOKENS, MOST_TOKENS);
-      const wanted = { methods: methods.map(({ value }) => value), settings: { ...settings, max_tokens } };
+      const wanted = { methods: names, settings: { ...settings, max_tokens } };
       const path = turn ? `/turns/${turn.id}/race` : "/race";
       const early = (opened.early = []); // events that come before the answer
       try {
@@ -60,50 +63,65 @@ export function openRace({ turn = null, prompt = "", start = false }) {
 listeners.race = (event) => {
   if (race?.early) return race.early.push(event);
   if (!race?.id || event.race !== race.id) return;
-  const { result, error, progress } = event;
-  if (progress) {
-    const { round, n_rounds, method, n_tokens } = progress;
-    setText(race.note, `Round ${round + 1} of ${n_rounds}: ${titleOf(method)}`);
-    setText(race.count, `, ${n_tokens} tokens`);
-    return;
+  const { result, progress, end } = event;
+  if (progress) showProgress(progress);
+  if (result) {
+    const isPlaying = race.result && !$(".verdict", race.stage).firstChild;
+    const isFirst = !race.result;
+    race.result = result;
+    if (!isPlaying) play(isFirst ? 0 : Infinity); // else the end of it tells the newest number
   }
+  if (end === undefined) return;
   race.id = null;
   race.go.textContent = "Race again";
   setText(race.count, "");
-  setText(race.note, result ? "As measured, on one clock." : "");
-  setText(race.error, error ?? "");
-  if (!result) return;
-  race.result = result;
-  showResult();
+  setText(race.note, race.result ? "As measured, on one clock." : "");
+  setText(race.error, end);
 };
 
-function showResult() {
-  const lanes = race.result.played.map(({ method }) => {
+function showProgress({ round, n_rounds, method, lane, n_tokens, left, tokens }) {
+  setText(race.note, `Round ${round + 1} of ${n_rounds}: ${titleOf(method)}`);
+  const seconds = left ? `, about ${Math.ceil(left)} s left` : "";
+  setText(race.count, n_tokens ? `, ${n_tokens} tokens${seconds}` : ", reading the prompt");
+  if (!round) write($$(".lane", race.stage)[lane], tokens, `${n_tokens} tokens`);
+}
+
+function showLanes(methods) {
+  const lanes = methods.map((method) => {
     const title = titleOf(method);
     const heading = h("h3", {}, title, h("span", { class: "clock" }));
     const text = h("div", { class: "lane-text", dir: "auto", tabindex: 0, role: "group" });
     text.ariaLabel = `Text of ${title}`;
     return h("section", { class: "lane", "aria-label": title }, heading, text);
   });
+  const again = button("Play again", () => play(0), { class: "plain", hidden: true });
   race.stage.replaceChildren(
     h("div", { class: "lanes" }, ...lanes),
     h("p", { class: "verdict", role: "status" }),
-    h("div", { class: "row" }, button("Play again", playRace, { class: "plain" })),
+    h("div", { class: "row" }, again),
   );
-  playRace();
+}
+
+// More of a lane's text: tokens are [text, whether it was drafted].
+function write(lane, tokens, clock) {
+  const text = $(".lane-text", lane);
+  text.append(...tokens.map(([piece, isDrafted]) => (isDrafted ? h("span", { class: "drafted" }, piece) : piece)));
+  text.scrollTop = text.scrollHeight;
+  $(".clock", lane).textContent = clock;
 }
 
 const secondsOf = ({ tokens }) => tokens.at(-1)?.[0] ?? 0;
 
-function playRace() {
+// Plays the result from a second on.
+function play(now) {
   cancelAnimationFrame(race.frame);
   const { stage, result } = race;
   const lanes = $$(".lane", stage).map((lane, n) => ({ lane, n: 0, run: result.played[n] }));
   const verdict = $(".verdict", stage);
   verdict.replaceChildren();
+  $(".plain", stage).hidden = false;
   for (const { lane } of lanes) $(".lane-text", lane).replaceChildren();
   const longest = Math.max(...result.played.map(secondsOf));
-  let now = 0;
   let before = performance.now();
   const draw = () => {
     const gone = performance.now() - before;
@@ -111,19 +129,14 @@ function playRace() {
     now += Math.min(gone, MOST_GONE) / 1000;
     for (const one of lanes) {
       const { tokens } = one.run;
-      const text = $(".lane-text", one.lane);
-      while (one.n < tokens.length && tokens[one.n][0] <= now) {
-        const [, piece, isDrafted] = tokens[one.n++];
-        text.append(isDrafted ? h("span", { class: "drafted" }, piece) : piece);
-      }
-      text.scrollTop = text.scrollHeight;
-      $(".clock", one.lane).textContent = `${Math.min(now, secondsOf(one.run)).toFixed(2)} s`;
+      const from = one.n;
+      while (one.n < tokens.length && tokens[one.n][0] <= now) one.n++;
+      const come = tokens.slice(from, one.n).map(([, ...token]) => token);
+      write(one.lane, come, `${Math.min(now, secondsOf(one.run)).toFixed(2)} s`);
       one.lane.classList.toggle("over", one.n === tokens.length);
     }
-    if (now >= longest && !verdict.firstChild) {
-      verdict.append(h("b", {}, result.sentence), `. ${result.texts}`);
-    }
     if (now < longest) race.frame = requestAnimationFrame(draw);
+    else verdict.replaceChildren(h("b", {}, race.result.sentence), `. ${race.result.texts}`);
   };
   draw();
 }

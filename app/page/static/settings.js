@@ -8,10 +8,14 @@ import { $, $$, askFor, inSize, memory, notify, openMenu, setChoices, setText, t
 import { AGAIN_MS, OFFLINE, api, goOnAfter } from "./api.js";
 import { offerMissing } from "./models.js";
 import { chat, turns } from "./transcript.js";
-import { isFleeting } from "./composer.js";
 import { stopReplay } from "./replay.js";
 
 const USUAL = { method: "auto" }; // what is not set has the server's defaults
+// What new chats start with: what the user has said that they should, and --method.
+export const usual = () => {
+  const { method } = document.documentElement.dataset;
+  return { ...memory.get("usual"), ...(method && { method }) };
+};
 export const PLAIN = "ar"; // the method without drafts
 export let server = { methods: [], presets: [], status: {} }; // as GET page/state says
 export let settings = USUAL;
@@ -19,7 +23,7 @@ export let settings = USUAL;
 export const nameOf = (method) => method.split(":")[0]; // without parameters, as --method may give them
 export const titleOf = (method) => server.methods.find(({ name }) => name === nameOf(method))?.title ?? method;
 
-// Takes over a chat's settings, or those last used.
+// Takes over a chat's settings.
 export function useSettings(given) {
   settings = { ...USUAL, ...given };
   showHeader();
@@ -29,8 +33,8 @@ export function useSettings(given) {
 let settingsSaved = 0;
 export function changeSettings(changes, before = settings) {
   settings = { ...before, ...changes };
-  if (!isFleeting()) memory.set("settings", { ...settings, tools: undefined }); // each chat chooses its own
   showHeader();
+  showSystem();
   clearTimeout(settingsSaved);
   if (!chat) return;
   const { id } = chat;
@@ -49,8 +53,18 @@ window.page = {
     if (!key) changeSettings({ [name]: isUsual ? usual : value });
     else changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
     shownFields = JSON.stringify(settings); // the fields show it already
+    for (const one of $$("#fields [aria-invalid]")) one.ariaInvalid = null;
   },
 };
+
+// The system prompt, above the first turn.
+export function showSystem() {
+  const [summary, area] = $("#system").children;
+  const { system = "" } = settings;
+  $("#system").hidden = !$("#earlier").hidden || !(turns.length || system);
+  setText(summary, system.trim() ? `System prompt: ${system}` : "No system prompt");
+  if (document.activeElement !== area) area.value = system;
+}
 
 // The drawer
 
@@ -97,6 +111,21 @@ export function closeDrawer() {
   drawer().opener?.focus();
 }
 
+// Marks the field of a setting that the server has refused.
+document.addEventListener("refused", async ({ detail: name }) => {
+  if (!/^(max_tokens$|sampling\.|parameters\.)/.test(name)) return; // it has none
+  if (!isOpen(drawer())) openDrawer("settings");
+  for (let n = 0; n < 50; n++) {
+    await new Promise((done) => setTimeout(done, 100));
+    const field = document.getElementById(`field-${name}`);
+    if (field?.checkVisibility({ visibilityProperty: true })) {
+      for (const one of $$("input, textarea", field)) one.ariaInvalid = "true";
+      return field.scrollIntoView({ block: "center" });
+    }
+    for (const one of $$("#fields .gr-accordion > button:not(.open)")) one.click();
+  }
+});
+
 export const toggleSettings = () => (isOpen(drawer()) ? closeDrawer() : openDrawer("settings"));
 
 function showPresets() {
@@ -106,7 +135,11 @@ function showPresets() {
 
 const chosenPreset = () => server.presets.find(({ id }) => String(id) === $("#presets select").value);
 
-export function startPresets() {
+export function startSettings() {
+  $("#system textarea").oninput = ({ target }) => {
+    changeSettings({ system: target.value });
+    showFields();
+  };
   $("#presets select").onchange = () => {
     if (!chosenPreset()) return;
     changeSettings(chosenPreset().settings, USUAL);
@@ -116,6 +149,7 @@ export function startPresets() {
     const one = chosenPreset();
     openMenu(currentTarget, [
       ["Save these settings as a preset…", savePreset],
+      ["Start new chats with these settings", () => memory.set("usual", settings)],
       one && [`Delete “${one.name}”`, tried(() => deletePreset(one))],
     ]);
   };

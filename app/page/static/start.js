@@ -3,8 +3,8 @@
 import { $, $$, button, h, icon, makeGroup, memory, openDialog, tried } from "./dom.js";
 import { beginToListen, listeners } from "./api.js";
 import {
-  chooseMethod, closeDrawer, drawer, isOpen, readServer, server, startPresets, takeStatus,
-  toggle, toggleSettings, useSettings, useTheme,
+  chooseMethod, closeDrawer, drawer, isOpen, readServer, server, startSettings, takeStatus,
+  toggle, toggleSettings, useSettings, useTheme, usual,
 } from "./settings.js";
 import { openModels, refreshModels, showModels } from "./models.js";
 import { readChats, startChats } from "./chats.js";
@@ -117,13 +117,12 @@ async function start() {
   startTranscript();
   startComposer();
   startHeader();
-  startPresets();
+  startSettings();
   startReplay();
   startKeys();
   startCards();
   await readServer();
-  const { method } = document.documentElement.dataset; // of --method
-  useSettings({ ...memory.get("settings"), ...(method && { method }) });
+  useSettings(usual());
   await readChats();
   window.addEventListener("hashchange", followAddress);
   showTurns();

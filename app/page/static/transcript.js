@@ -2,12 +2,12 @@
 
 import {
   $, $$, LEFT_RIGHT, UP_DOWN, activeIn, button, change, fromHtml, h, iconButton, memory, notify, openDialog,
-  openMenu, roving, setText, step, svg, toClipboard, tried,
+  openMenu, roving, setText, showAt, step, svg, toClipboard, tried,
 } from "./dom.js";
 import { api, listeners } from "./api.js";
-import { settings, showGauge, useSettings } from "./settings.js";
+import { settings, showGauge, showSystem, useSettings, usual } from "./settings.js";
 import { copyLink, duplicate, here, leaveList, showChats } from "./chats.js";
-import { focusBox, isFleeting, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
+import { focusBox, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
 import { openReplay } from "./replay.js";
 import { openRace } from "./race.js";
 import { callOf } from "./tools.js";
@@ -22,7 +22,8 @@ const LEFT_OUT = "The model no longer reads the turns above: its context of";
 let nOpened = 0; // another chat may be opened before the last one has come
 async function openChat(id, turn = null) {
   const mine = ++nOpened;
-  const got = await api("GET", `/chats/${id}?limit=30`).catch((error) => {
+  const name = id?.replace(/[^\w-]/g, "") || "none"; // a link may be wrong
+  const got = await api("GET", `/chats/${name}?limit=30`).catch((error) => {
     if (mine === nOpened) throw error;
   });
   if (mine !== nOpened) return;
@@ -51,11 +52,10 @@ export function newChat(incognito = isIncognito) {
   nOpened++;
   leaveList();
   keepDraft();
-  const wasFleeting = isFleeting();
   chat = null;
   isIncognito = incognito;
   if (location.hash) history.pushState(null, "", here(""));
-  useSettings({ ...(wasFleeting && !isIncognito ? memory.get("settings") : settings), tools: undefined });
+  useSettings(usual());
   takeTurns({ turns: [], has_earlier: false });
   $("#transcript").scrollTop = 0;
   restoreDraft();
@@ -66,9 +66,9 @@ export function newChat(incognito = isIncognito) {
 export const followAddress = tried(async () => {
   const { chat: id, turn } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   leaveList();
-  if (!id) return chat && newChat();
+  if (!location.hash) return chat && newChat();
   try {
-    if (id !== chat?.id) await openChat(id, turn);
+    if (!id || id !== chat?.id) await openChat(id, turn);
     else if (turn) await goTo(turn);
   } catch (error) {
     newChat();
@@ -124,6 +124,7 @@ export function showTurns() {
   for (const [turn, article] of before) if (!turns.includes(turn)) article.remove();
   articles.forEach((article, n) => article === box.children[n] || box.insertBefore(article, box.children[n]));
   $("#earlier").hidden = !hasEarlier;
+  showSystem();
   showLeftOut();
   setCurrent(articles.at(-1));
   showChats();
@@ -181,9 +182,8 @@ function articleOf(turn) {
     part("p", false, { class: "left-out", role: "note" }),
     h("h2", { class: "unseen" }, isReply ? "Reply" : "You"),
     part("ul", files.length, { class: "files", "aria-label": "Attached files" }, ...files.map(fileOf)),
-    part("div", !isReply && text, { class: "said", dir: "auto" }, !isReply && text),
     part("details", reasoning.length, { class: "thoughts" }, ...thinking),
-    markdown("answer", blocks, isReply),
+    markdown(isReply ? "answer" : "said", blocks, isReply || text),
     part("ul", calls.length, { class: "calls", "aria-label": "Calls of tools" }, ...calls.map(callOf)),
     part("p", turn.notice, { class: "notice", role: "status" }, turn.notice),
     part("p", turn.error, { class: "error", role: "alert" }, turn.error),
@@ -210,7 +210,7 @@ const unfolded = new Set(); // the turns whose figures are shown
 // Shows what has changed in a turn, unless its form is there.
 function showTurn(turn) {
   const article = $(`#turn-${turn.id}`);
-  if (!$("form", article)) change(article, articleOf(turn));
+  if (article && !$("form", article)) change(article, articleOf(turn));
   showLeftOut();
 }
 
@@ -242,7 +242,19 @@ export function cellsOf(cells) {
 const ACTIONS = {
   replay: openReplay,
   copy: ({ text }, pressed) => copyText(text, pressed),
-  "copy-code": (_, pressed) => copyText($("code", pressed.closest(".code")).textContent, pressed),
+  "copy-code": (_, pressed) => copyText(codeOf(pressed), pressed),
+  download: (_, pressed) => {
+    const href = URL.createObjectURL(new Blob([codeOf(pressed)]));
+    h("a", { href, download: pressed.closest(".code").dataset.name }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 10_000);
+  },
+  preview: (_, pressed) => {
+    const made = new DOMParser().parseFromString(codeOf(pressed), "text/html");
+    for (const one of $$("base, link, meta, script", made)) one.remove(); // a refresh or a prefetch goes to another host
+    const srcdoc = ISOLATED + made.documentElement.outerHTML;
+    openDialog("Preview, without its scripts", "wide", h("iframe", { sandbox: "", srcdoc, title: "Preview" }));
+  },
+  wrap: () => toggleLook("wrapped"),
   retry: (turn) => replyAgain(turn, "/retry"),
   continue: (turn) => replyAgain(turn, "/continue"),
   edit: editTurn,
@@ -260,6 +272,11 @@ const ACTIONS = {
     openDialog(name, "wide", h("pre", { class: "file", tabindex: 0, dir: "auto" }, text));
   },
 };
+
+const codeOf = (pressed) => $("code", pressed.closest(".code")).textContent;
+// Of a preview, whose frame has another origin. The page's own policy holds there, too: no script, no other host.
+const POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
+const ISOLATED = `<!doctype html><meta http-equiv="Content-Security-Policy" content="${POLICY}">`;
 
 function replyAgain({ id }, path) {
   const error = $(`#turn-${id} .error`); // if the reply begins, it gets another one
@@ -279,15 +296,13 @@ function openTurnMenu(turn, anchor) {
     ["Copy link", () => copyLink(`#chat=${chat.id}&turn=${turn.id}`)],
     !isReply && turn.text && ["Copy text", () => copyText(turn.text, anchor)],
     !isReply && ["Race with this prompt", () => openRace({ prompt: turn.text })],
-    isReply && [isFilled() ? "Underline what was drafted" : "Fill what was drafted", fillDrafts],
+    isReply && [isFilled() ? "Underline what was drafted" : "Fill what was drafted", () => toggleLook("filled")],
     ["Delete this and what follows", tried(() => deleteTurn(turn))],
   ]);
 }
 
 const isFilled = () => $("#turns").classList.contains("filled");
-function fillDrafts() {
-  memory.set("filled", $("#turns").classList.toggle("filled"));
-}
+const toggleLook = (name) => memory.set(name, $("#turns").classList.toggle(name));
 
 async function deleteTurn(turn) {
   const n = turns.length - turns.indexOf(turn);
@@ -357,7 +372,10 @@ function moveInTurns(event) {
   if (target.closest("form, pre, table")) return;
   const turn = step($$("#turns .turn"), key, UP_DOWN);
   const article = target.closest(".turn");
-  if (article && key in LEFT_RIGHT) step(activeIn(article), key)?.focus();
+  const runs = target === article || target.matches(".drafted") ? $$(".drafted", article) : [];
+  if (runs.length && (key === "Enter" || runs.includes(target)) && key in { Enter: 0, ...LEFT_RIGHT }) {
+    focusRun(step(runs, key, LEFT_RIGHT) ?? runs[0]);
+  } else if (article && key in LEFT_RIGHT) step(activeIn(article), key)?.focus();
   else if (turn) {
     setCurrent(turn, true);
     turn.scrollIntoView({ block: "nearest" });
@@ -365,9 +383,24 @@ function moveInTurns(event) {
   event.preventDefault();
 }
 
+function focusRun(run) {
+  run.tabIndex = -1; // can be focused
+  run.focus();
+}
+
+// Tells of the drafted run that the mouse is on, or that has the focus.
+function tellRun({ target, type }) {
+  const run = target.closest(".drafted") ?? document.activeElement.closest(".drafted");
+  const { n, from } = run?.dataset ?? {};
+  const told = run ? `${n} ${n === "1" ? "token" : "tokens"} in one step${from ? `, ${from}` : ""}` : "";
+  setText($("#tip"), told);
+  if (run) showAt($("#tip"), run.getClientRects()[0]);
+  if (run && type === "focusin") setText($("#said"), told);
+}
+
 // A running reply, by the stream
 
-listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
+listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, sentence, set }) => {
   const turn = id === chat?.id && turns.find((one) => one.id === n);
   if (!turn) return;
   const article = $(`#turn-${n}`);
@@ -387,6 +420,9 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, set }) => {
     const begun = (known[from] ?? "").slice(0, same); // the first block begins as before
     turn[name] = [...known.slice(0, from), ...blocks.map((html, at) => (at ? html : begun + html))];
     $(".thoughts", article).hidden = !turn.reasoning?.length;
+    turn.sentence = sentence;
+    setText($(".sentence", article), sentence);
+    $(".speed", article).hidden = !sentence;
     takeBlocks($(`.${part}`, article), from, turn[name].slice(from));
   }
   if (isAtEnd) scrollToEnd();
@@ -418,15 +454,21 @@ export function startTranscript() {
   box.onscroll = showToEnd;
   new ResizeObserver(showToEnd).observe($("#turns"));
   $("#to-end").onclick = scrollToEnd;
-  $("#earlier").onclick = tried(readEarlier);
-  $("#turns").classList.toggle("filled", memory.get("filled") ?? false);
+  const earlier = $("#earlier");
+  earlier.onclick = tried(readEarlier);
+  new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && earlier.click()).observe(earlier);
+  for (const name of ["filled", "wrapped"]) $("#turns").classList.toggle(name, memory.get(name) ?? false);
   box.addEventListener("click", (event) => {
     const pressed = event.target.closest("[data-action]");
+    const run = event.target.closest(".drafted");
     if (pressed) tried(ACTIONS[pressed.dataset.action])(pressed.closest(".turn").turn, pressed);
+    else if (run && getSelection().isCollapsed) focusRun(run);
   });
-  box.addEventListener("focusin", ({ target }) => {
-    const article = target.closest(".turn");
+  box.addEventListener("focusin", (event) => {
+    const article = event.target.closest(".turn");
     if (article) setCurrent(article);
+    tellRun(event);
   });
+  box.addEventListener("mouseover", tellRun);
   box.addEventListener("keydown", moveInTurns);
 }

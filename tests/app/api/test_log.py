@@ -28,8 +28,8 @@ SHORT = replace(DONE, n_tokens=2, n_first=2, n_drafted=0, n_accepted=0, n_reused
             {"messages": [{"role": "user", "content": "a secret"}]},
             [*TEXT, DONE],
             [
-                "POST /v1/chat/completions 200: 228 prompt tokens, 0 cached; first token after S; "
-                "84 tokens at 83.0/s, 52% drafted; stop"
+                "POST /v1/chat/completions 200: 228 prompt tokens, 0 cached, read at 912.0/s; "
+                "first token after S; 84 tokens at 83.0/s, 52% drafted; stop"
             ],
         ),
         (
@@ -42,8 +42,8 @@ SHORT = replace(DONE, n_tokens=2, n_first=2, n_drafted=0, n_accepted=0, n_reused
             [*READ, *TEXT, replace(SHORT, finish_reason="length")],
             [
                 "POST /v1/messages: 100 of 228 prompt tokens read (43%)",
-                "POST /v1/messages 200: 228 prompt tokens, 200 cached; first token after S; "
-                "2 tokens at 1.0/s, 0% drafted; length",
+                "POST /v1/messages 200: 228 prompt tokens, 200 cached, read at 112.0/s; "
+                "first token after S; 2 tokens at 1.0/s, 0% drafted; length",
             ],
         ),
         (

@@ -27,7 +27,7 @@ FLAGS = (
 # What an earlier visit would have left.
 SETTINGS = """
     if (location.protocol === "http:")
-      localStorage["speculation:settings"] ??= '{"max_tokens": 60}';
+      localStorage["speculation:usual"] ??= '{"max_tokens": 60}';
 """
 
 

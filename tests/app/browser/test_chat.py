@@ -154,6 +154,15 @@ def test_drafts_and_files_stay_with_their_chat_and_pictures_are_refused(chat: Ch
         "x.bin is not text or PDF. Save it as plain text first.",
         "big.txt is too large (1.0 MB): a message can have 1 MB of files, and 1.0 MB is left.",
     ]
+    paste = """(text) => {
+      const clipboardData = new DataTransfer();
+      clipboardData.setData("text/plain", text);
+      const event = new ClipboardEvent("paste", { clipboardData, cancelable: true });
+      return !document.querySelector("#box").dispatchEvent(event);
+    }"""
+    assert page.evaluate(paste, "x" * 8001) is True
+    page.click("[aria-label='Remove pasted-3.txt']")
+    assert page.evaluate(paste, "x" * 8000) is False  # the browser pastes it
     chat.reload()
     chat.say("Well?")
     page.wait_for_selector("#refused:has-text('broken.pdf')")

@@ -116,10 +116,10 @@ def test_settings_are_kept_with_their_chat_and_presets_bring_them_back(chat: Cha
     chat.ask("a cat")
     page.click("#show-settings")
     page.click("#fields button:has-text('Parameters of Prompt lookup')")
-    page.get_by_label("max ngram").fill("2")
+    page.get_by_label("Most tokens to look up").fill("2")
     page.click("#fields button:has-text('Sampling')")
     with page.expect_response(lambda answer: answer.request.method == "PATCH"):
-        page.get_by_label("Max tokens").fill("7")
+        page.get_by_label("Most tokens of a reply").fill("7")
     page.click("#presets button")
     chat.choose("Save these settings as a preset")
     page.fill("dialog input", "Short")
@@ -177,12 +177,107 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     assert page.is_hidden("#model-error")
     page.keyboard.press("Escape")
     page.click("#show-settings")
-    page.wait_for_selector("#thinking", state="visible")
+    page.wait_for_selector("#field-thinking", state="visible")
     page.click("#model")
     load(str(model))
     page.wait_for_selector(f"#model-name:has-text('{model.name}')")
     page.keyboard.press("Escape")
-    page.wait_for_selector("#thinking", state="hidden")
+    page.wait_for_selector("#field-thinking", state="hidden")
+
+
+HTML = """```html
+<h1>Hello</h1><img src="/health"><link rel="stylesheet" href="/page/page.css">
+<meta http-equiv="refresh" content="0;url=/health"><script>parent.ran = 1</script>
+```"""
+
+
+def test_code_is_downloaded_and_previewed_without_scripts_or_requests(chat: Chat) -> None:
+    page = chat.page
+    chat.ask(f"{HTML}\n\n# not a heading")
+    assert page.inner_text(".said p") == "# not a heading"
+    head, code = (f".said .code {part}" for part in (".actions", "pre"))
+    edge = "(one) => one.getBoundingClientRect().{}"
+    assert page.eval_on_selector(head, edge.format("bottom")) <= page.eval_on_selector(
+        code, edge.format("top")
+    )
+    with page.expect_download() as download:
+        page.click(f"{head} >> text=Download")
+    assert download.value.suggested_filename == "code.html"
+    assert Path(download.value.path()).read_text() == "\n".join(HTML.split("\n")[1:-1]) + "\n"
+    page.click(f"{head} >> text=Wrap")
+    chat.reload()
+    assert page.eval_on_selector(code, "(one) => getComputedStyle(one).whiteSpace") == "pre-wrap"
+    chat.asked.clear()
+    page.click(f"{head} >> text=Preview")
+    frame = page.frame_locator("dialog iframe")
+    frame.locator("h1").wait_for()
+    page.wait_for_timeout(300)
+    assert frame.locator("h1").inner_text() == "Hello"
+    # A request that the policy refuses is seen here, too, but has no response.
+    assert [one.url for one in chat.asked if one.response() is not None] == []
+    assert page.evaluate("typeof ran") == "undefined"
+    assert page.get_attribute("dialog iframe", "sandbox") == ""
+
+
+def test_drafted_runs_tell_where_they_are_from_and_a_system_prompt_is_of_its_chat(
+    chat: Chat,
+) -> None:
+    page = chat.page
+    page.select_option("#method", "prompt-lookup")
+    chat.set(**{"sampling.grammar": 'root ::= ("the " ("fox" | "hen") " "){9}'})
+    sentence = chat.ask("the fox the fox")
+    assert "tokens/s" in sentence
+    page.focus(LAST)
+    page.keyboard.press("Enter")
+    told = page.inner_text("#tip")
+    assert told.endswith(" in one step, given by the format")
+    page.keyboard.press("Escape")
+    page.click("#system summary")
+    page.fill("#system textarea", "Be brief.")
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        pass
+    chat.new_chat()
+    assert page.is_hidden("#system")
+    assert page.input_value("#method") == "auto"
+    page.go_back()
+    page.wait_for_selector("#system summary:has-text('System prompt: Be brief.')")
+    page.click("#show-settings")
+    page.click("#presets button")
+    chat.choose("Start new chats with these settings")
+    chat.new_chat()
+    page.wait_for_selector("#system summary:has-text('System prompt: Be brief.')")
+    chat.set(max_tokens=2**40)
+    chat.say("x")
+    page.wait_for_selector("#field-max_tokens [aria-invalid=true]")
+    page.goto(f"{page.url.split('#')[0]}#chat=../none")
+    page.wait_for_selector("#alert:has-text('This chat does not exist')")
+
+
+def test_earlier_turns_come_by_scrolling(chat: Chat) -> None:
+    page = chat.page
+    said = {
+        "parent": None,
+        "role": "user",
+        "text": "word " * 60,
+        "state": "done",
+        "created_at": 1.0,
+    }
+    turns = [{**said, "parent": n - 1 if n else None} for n in range(70)]
+    about = {"id": "x", "title": "long", "settings": {}, "created_at": 1.0, "changed_at": 2.0}
+    told = {**about, "is_named": True, "is_pinned": False, "leaf": 69, "turns": turns}
+    file = {"format": "speculation-chats", "version": 2, "chats": [told]}
+    page.evaluate(
+        "(file) => fetch('page/import', { method: 'POST', body: JSON.stringify(file) })", file
+    )
+    page.click("#list a:has-text('long')")
+    for n in (30, 60, 70):
+        page.wait_for_function(f"document.querySelectorAll('#turns > .turn').length === {n}")
+        page.evaluate("document.querySelector('#transcript').scrollTop = 0")
+    page.fill("#search", "word")
+    page.wait_for_selector("#found:has-text('1 hit')")
+    page.evaluate("sets = 0, Storage.prototype.setItem = () => sets++")
+    page.type("#box", "a few words")
+    assert page.evaluate("sets") < 3  # a draft is not written at each key
 
 
 def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
@@ -233,10 +328,12 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
     page.wait_for_function("document.activeElement.matches('.cells')")
 
 
-def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
+def test_a_race_is_shown_played_and_told_among_the_requests(chat: Chat) -> None:
     page = chat.page
     chat.set(max_tokens=12)
     page.click(".race-card >> nth=0")
+    for lane in (0, 1):
+        page.wait_for_selector(f".lane-text:not(:empty) >> nth={lane}")
     page.wait_for_selector(".verdict b")
     assert page.inner_text(".verdict b") == "Too short for a number"
     assert page.locator(".lane.over").count() == 2
@@ -246,6 +343,12 @@ def test_a_race_is_played_and_says_what_came_of_it(chat: Chat) -> None:
     page.wait_for_selector(".verdict b")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog.race", state="detached")
+    page.click("#more")
+    chat.choose("Requests")
+    page.wait_for_selector(".sheet td:text-is('race')")
+    assert page.locator(".curve polyline").count() == 1
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.requests", state="detached")
 
 
 def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> None:
@@ -302,7 +405,7 @@ def test_the_page_fits_phones_high_zoom_other_scripts_and_paper(browser: Any, ad
     chat.set(max_tokens=30)
     chat.ask("مرحبا, hello.")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    style = "getComputedStyle(document.querySelector('.said'))"  # follows the paragraph's script
+    style = "getComputedStyle(document.querySelector('.said p'))"  # follows the paragraph's script
     assert page.evaluate(f"[{style}.direction, {style}.unicodeBidi]") == ["rtl", "plaintext"]
     small = page.evaluate(
         """() => [...document.querySelectorAll("#main button, #main select")]

@@ -219,20 +219,32 @@ def test_drafted_text_is_marked_in_every_kind_of_markdown() -> None:
 
 
 def test_code_is_highlighted_and_its_drafts_are_marked() -> None:
-    assert coloured("```python\n«re»turn 1\n```").startswith(
-        '<div class="code"><pre><code><span class="keyword">«re»turn» <span class="number">1»\n'
+    assert (
+        coloured("```python\n«re»turn 1\n```")
+        .split("</div>", 1)[1]
+        .startswith('<pre><code><span class="keyword">«re»turn» <span class="number">1»\n')
     )
     assert "<pre><code>a &lt; b\n</code></pre>" in render("```no-such-language\na < b\n```")
 
 
 def test_blocks_of_code_name_their_language_and_tasks_get_a_box() -> None:
-    copy = '<button type="button" data-action="copy-code">Copy</button></span></div>'
-    assert render("```c++ x\n```").endswith(f'<span class="actions"><span>c++</span>{copy}')
-    assert render("```\n```").endswith(f'<span class="actions">{copy}')
+    head = '<div class="code" data-name="code.{}"><div class="actions"><span>{}</span><button'
+    assert render("```c++ x\n```").startswith(head.format("cpp", "c++"))
+    assert render("```\n```").startswith(head.format("txt", ""))
+    shown = ["preview" in render(f"```{name}\n```") for name in ("html", "SVG", "python")]
+    assert shown == [True, True, False]
     done = '<span class="task" role="img" aria-label="done">☑» '  # any span's end
     assert coloured("- [x] «a»b\n- a [ ]") == f"<ul>\n<li>{done}«a»b</li>\n<li>a [ ]</li>\n</ul>\n"
     assert 'aria-label="to do">☐</span> a' in render("1. [ ] a")
     assert render("[ ] a") == "<p>[ ] a</p>\n"
+
+
+def test_a_message_shows_code_and_tables_and_the_rest_as_it_was_written() -> None:
+    text, table, code = "# a *b*\n  - <i> `c`", "|x|\n|-|\n|*1*|", "```js\nlet\n```"
+    first, second, third = markdown.render_message("\n\n".join((text, table, code)))
+    assert first == "<p># a *b*\n  - &lt;i&gt; <code>c</code></p>\n"
+    assert "<td>*1*</td>" in second
+    assert '<span class="keyword">let</span>' in third
 
 
 def test_formulas_become_mathml_and_prices_do_not() -> None:

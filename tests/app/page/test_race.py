@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from app.page.outcome import outcome
-from app.page.race import Json, race
+from app.page.race import Json, Run, _parting, race
 from app.page.steps import cells, pack, shown
 from app.worker.messages import (
+    Chance,
     ChatRequest,
     Done,
     Event,
     Failed,
     Loaded,
     ModelSpec,
+    Status,
     Steps,
     Tokens,
 )
-from tests.support.fake_backend import DONE, FakeBackend
+from tests.support.fake_backend import DONE, MODEL, FakeBackend
 from tests.support.local_backend import LocalBackend
 
 REQUEST = ChatRequest("race", ({"role": "user", "content": "Repeat: one two"},), "auto")
@@ -35,63 +38,136 @@ def reply(seconds: float, *texts: str, n: int = 65) -> list[Event]:
     return [*tokens, done]
 
 
-def result_of(backend: FakeBackend, *methods: str, rounds: int, **more: object) -> Json:
+def results_of(backend: FakeBackend, *methods: str, rounds: int, **more: object) -> list[Json]:
     asked = replace(REQUEST, **more)  # type: ignore[arg-type]
-    *_, last = race(backend, asked, (methods[0], methods[1]), rounds)
-    return dict(last["result"])
+    told = race(backend, asked, (methods[0], methods[1]), rounds)
+    return [one["result"] for one in told if "result" in one]
 
 
-def running(n: int, n_rounds: int, method: str, n_tokens: int) -> Json:
-    return {"progress": {"round": n, "n_rounds": n_rounds, "method": method, "n_tokens": n_tokens}}
+def progress(method: str, n_tokens: int, left: float | None = None, *tokens: object) -> Json:
+    now = {"round": 0, "n_rounds": 1, "method": method, "lane": int(method == "auto")}
+    return {"progress": {**now, "n_tokens": n_tokens, "left": left, "tokens": list(tokens)}}
 
 
 def test_methods_run_in_turn_without_the_memory_and_the_median_counts() -> None:
     spent = [1.0, 0.5, 0.25, 1.0, 1.0, 0.4]  # ar, auto, auto, ar, ar, auto
     texts = ["a", "a", "a", "a", "bc", "bc"]
     backend = FakeBackend(*map(reply, spent, texts))
-    result = result_of(backend, "ar", "auto", rounds=3, memory="tab", record=True)
+    results = results_of(backend, "ar", "auto", rounds=3, memory="tab", record=True)
     assert [request.method for request in backend.requests] == "ar auto auto ar ar auto".split()
     assert {(request.memory, request.record) for request in backend.requests} == {(None, False)}
-    assert result["sentence"] == "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)"
-    assert result["texts"] == "Same text ✓"
-    assert [(run["method"], run["tokens"][0][1]) for run in result["played"]] == [
+    assert [one["sentence"] for one in results] == [
+        "Auto is 2.0× as fast as plain decoding",
+        "Auto is 2.0× as fast as plain decoding (2.0× to 4.0× in 2 rounds)",
+        "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)",
+    ]
+    assert [one["texts"] for one in results] == ["Same text ✓"] * 3
+    assert [(run["method"], run["tokens"][0][1]) for run in results[-1]["played"]] == [
         ("ar", "bc"),
         ("auto", "bc"),
     ]
 
 
-def test_tokens_have_their_times_and_progress_comes_ten_times_a_second() -> None:
+def test_the_first_round_is_told_as_it_is_written_with_the_time_that_is_left() -> None:
     clock = iter([5.0, 5.05, 5.2, 5.25] * 2)
     done = replace(DONE, n_tokens=65, decode_seconds=1.0)
     events = [Tokens(((text, True), ("", False)), (1, 2)) for text in "abcd"]
     backend = FakeBackend([*events, done], [*events, done], [Failed("no model")])
-    *found, result = race(backend, REQUEST, ("ar", "auto"), 1, clock=lambda: next(clock))
-    assert found == [running(0, 1, name, n) for name in ("ar", "auto") for n in (0, 6)]
-    tokens = result["result"]["played"][0]["tokens"]
+    asked = replace(REQUEST, max_tokens=11)
+    *found, last = race(backend, asked, ("ar", "auto"), 1, clock=lambda: next(clock))
+    *begin, end = [
+        [text, drafted] for one in "abcd" for text, drafted in ((one, True), ("", False))
+    ]
+    assert (
+        found
+        == [
+            progress("ar", 0),
+            progress(
+                "ar", 6, 0.6, *begin[:6]
+            ),  # 0.04 s each: 0.2 more, and 0.4 of the other method
+            progress("ar", 8, 0.5, begin[6], end),
+            progress("auto", 0),
+            progress("auto", 6, 0.1, *begin[:6]),
+            progress("auto", 8, 0.0, begin[6], end),
+        ]
+    )
+    tokens = last["result"]["played"][0]["tokens"]
     assert [(at, text) for at, text, drafted in tokens if drafted] == [
         (0.0, "a"),
         (0.05, "b"),
         (0.2, "c"),
         (0.25, "d"),
     ]
-    failed = race(backend, REQUEST, ("ar", "auto"))
-    assert list(failed) == [running(0, 3, "ar", 0), {"error": "no model"}]
+    failed = race(backend, REQUEST, ("ar", "auto"), 1)
+    assert list(failed) == [progress("ar", 0), {"error": "no model"}]
     stopped = FakeBackend([Done("cancelled", "ar")])
-    assert list(race(stopped, REQUEST, ("ar", "auto"))) == [running(0, 3, "ar", 0)]
+    assert list(race(stopped, REQUEST, ("ar", "auto"), 1)) == [progress("ar", 0)]
 
 
 def test_runs_that_are_too_short_together_give_no_number() -> None:
     for seconds, n in ((0.2, 65), (1.0, 20)):
         short = FakeBackend(*[reply(seconds, "a", n=n)] * 4)
-        result = result_of(short, "ar", "auto", rounds=2)
+        result = results_of(short, "ar", "auto", rounds=2)[-1]
         assert result["sentence"] == "Too short for a number"
     enough = FakeBackend(*[reply(0.3, "a", n=40)] * 4)
-    assert "is 1.0× as fast" in result_of(enough, "ar", "auto", rounds=2)["sentence"]
+    assert "is 1.0× as fast" in results_of(enough, "ar", "auto", rounds=2)[-1]["sentence"]
 
 
-def test_where_texts_part_is_told() -> None:
-    backend = FakeBackend(reply(1.0, "xy", "abc"), reply(1.0, "xy", "abd?"))
-    assert result_of(backend, "ar", "guess", rounds=1)["texts"] == "The texts part at token 2"
+@pytest.mark.parametrize(
+    ("method", "logprobs", "temperature", "exact", "told"),
+    [
+        (
+            "guess",
+            {3: -1.0, 4: -1.08},
+            0.0,
+            False,
+            ": this model's kernels round several rows in another way than one, so the two best "
+            "tokens, 0.08 apart, changed places. Load with “exact” for the very same text.",
+        ),
+        (
+            "guess",
+            {3: -1.0, 4: -1.004},
+            0.0,
+            False,
+            ": this model's kernels round several rows in another way than one, so the two best "
+            "tokens, 0.004 apart (a near-tie), changed places. Load with “exact” for the very same "
+            "text.",
+        ),
+        (
+            "guess",
+            {5: -0.5, 3: -1.0, 4: -9.0},
+            0.8,
+            False,
+            ": this model's kernels round several rows in another way than one, so the draw "
+            "between two tokens, 8.00 apart, went the other way. Load with “exact” for the very "
+            "same text.",
+        ),
+        (
+            "guess",
+            {3: -1.0, 4: -4.0},
+            0.0,
+            False,
+            ", at the two best tokens, 3.00 apart. Rounding does not explain this: please report "
+            "it.",
+        ),
+        ("guess", {3: -1.0}, 0.0, True, ", at two tokens. With “exact” this should not be: "),
+        ("guess:verify=rejection", {}, 0.0, False, ": “rejection” keeps the distribution of "),
+    ],
+)
+def test_where_and_why_texts_part_is_told(
+    method: str, logprobs: dict[int, float], temperature: float, exact: bool, told: str
+) -> None:
+    top = tuple(Chance(one, b"", value) for one, value in logprobs.items())
+    scored = [Tokens((("", False),), (3,), ((Chance(3, b"", -1.0), top),))]
+    backend = FakeBackend(reply(1.0, "xy", "abc"), reply(1.0, "xy", "abd?"), scored)
+    model = replace(MODEL, spec=ModelSpec("m.gguf", exact=exact))
+    backend.status = lambda: Status(model)  # type: ignore[method-assign]
+    sampling = {"temperature": temperature}
+    [result] = results_of(backend, "ar", method, rounds=1, sampling=sampling)
+    assert result["texts"].startswith(f"The texts part at token 2{told}")
+    if logprobs:
+        last = backend.requests[-1]
+        assert (last.method, last.begun, last.sampling) == ("ar", (2,), {})
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +200,47 @@ def test_a_reply_of_a_model_is_summed_up(bundled: LocalBackend) -> None:
     found = outcome(done, records, message)
     assert f"{done.n_accepted} of " in found.sentence
     assert dict(found.figures)["Accepted"].startswith(f"{done.n_accepted} of {done.n_drafted} ")
-    assert len(done.decode_ms) == 8
+    assert len(done.decode_ms) == 64
 
 
-def test_a_race_on_a_model_ends_with_what_both_wrote(bundled: LocalBackend) -> None:
+def test_a_race_on_a_model_tells_what_both_wrote(bundled: LocalBackend) -> None:
     sampling = {"grammar": 'root ::= "one two three four five six seven eight nine ten"'}
     request = replace(REQUEST, sampling=sampling)
-    *told, end = race(bundled, request, ("ar", "prompt-lookup"), 2)
-    begun = [one["progress"] for one in told if not one["progress"]["n_tokens"]]
+    told = list(race(bundled, request, ("ar", "prompt-lookup"), 2))
+    begun = [one["progress"] for one in told if one.get("progress", {}).get("n_tokens") == 0]
     in_turn = ["ar", "prompt-lookup", "prompt-lookup", "ar"]
     assert [one["method"] for one in begun] == in_turn
-    assert end["result"]["texts"] == "Same text ✓"
-    for run in end["result"]["played"]:
+    shown = [one["progress"] for one in told if "progress" in one]
+    live = [
+        "".join(text for p in shown if p["lane"] == n for text, _ in p["tokens"]) for n in (0, 1)
+    ]
+    assert told[-1]["result"]["texts"] == "Same text ✓"
+    for n, run in enumerate(told[-1]["result"]["played"]):
         text = "".join(text for _, text, _ in run["tokens"])
-        assert text == "one two three four five six seven eight nine ten"
+        assert text == live[n] == "one two three four five six seven eight nine ten"
         assert [at for at, _, _ in run["tokens"]] == sorted(at for at, _, _ in run["tokens"])
+
+
+def test_the_gap_is_measured_where_two_texts_of_a_model_part(bundled: LocalBackend) -> None:
+    request = replace(REQUEST, method="ar", max_tokens=3, logprobs=2)
+    tokens = [event for event in bundled.reply(request) if isinstance(event, Tokens)]
+    ids = [one for event in tokens for one in event.ids]
+    (_, (best, second)), *_ = [chances for event in tokens for chances in event.chances][2:]
+    done = replace(DONE, n_tokens=3)
+    runs = [
+        Run("ar", [(0.0, str(end), False)], [*ids[:2], end], done) for end in (best.id, second.id)
+    ]
+    told = _parting(bundled, request, runs[0], runs[1])
+    gap = float(re.search(r"two best tokens, ([\d.]+) apart", told)[1])  # type: ignore[index]
+    assert gap == pytest.approx(best.logprob - second.logprob, abs=0.1)
+
+
+def test_drafting_is_told_at_a_replys_end(bundled: LocalBackend) -> None:
+    asked = replace(REQUEST, method="auto", max_tokens=30)
+    assert isinstance(list(bundled.reply(asked))[-1], Done)
+    drafting = bundled.report().drafting
+    model = bundled.status().model
+    assert model is not None and drafting.load == model.load
+    assert len(drafting.decode_ms) == 64
+    assert 0 < drafting.pays_from <= 101
+    assert [(one.source, one.tells) for one in drafting.sources] == [("suffix", True)]

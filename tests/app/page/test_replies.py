@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from app.worker.messages import (
     Loaded,
     Loading,
     ModelSpec,
+    Node,
     Opening,
     Prefill,
     Status,
+    StepRecord,
+    Steps,
     Tokens,
     Waiting,
 )
@@ -63,6 +67,23 @@ def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
     assert ended["figures"][0] == ["Speed", "80 tokens/s"]
     assert ended["n_context"] == 312
     page.post(f"turns/{reply['id']}/continue", 409)
+
+
+def test_a_growing_reply_tells_its_speed_and_where_its_drafts_are_from(
+    page: Page, backend: Written
+) -> None:
+    chat = page.new_chat()
+    page.post(f"chats/{chat}/messages", text="Who?", files=[{"name": "x", "text": "a red hen"}])
+    nodes = Node(-1, " red", "suffix"), Node(0, " hen", "suffix")
+    step = StepRecord(1.0, 1.0, 1.0, 3, 1, nodes, (0, 1), "!")
+    backend.write("a", Steps((step,)), Tokens(((" red", True), (" hen", True), ("!", False))))
+    shown = page.until(chat, lambda turn: "hen" in str(turn["blocks"]))
+    run = '<span class="drafted" data-n="2" data-from="copied from your file"> red hen</span>'
+    assert shown["blocks"] == [f"<p>a{run}!</p>\n"]
+    assert re.fullmatch(r"[\d.]+ tokens/s, 50% drafted", shown["sentence"])
+    page.post(f"turns/{shown['id']}/stop")
+    kept = page.until(chat, lambda turn: turn["state"] == "done")
+    assert kept["blocks"] == shown["blocks"]
 
 
 def test_messages_without_a_reply_and_reasoning_are_left_out_of_later_prompts(
@@ -285,17 +306,22 @@ def test_a_models_reply_can_be_replayed_and_raced(tiny_model: Path, tmp_path: Pa
                 "round": 0,
                 "n_rounds": 1,
                 "method": "ar",
+                "lane": 0,
                 "n_tokens": 0,
+                "left": None,
+                "tokens": [],
             }
-            assert told[-1]["result"]["texts"] == "Same text ✓"
-            played = told[-1]["result"]["played"]
+            assert (told[-2]["result"]["texts"], told[-1]["end"]) == ("Same text ✓", "")
+            played = told[-2]["result"]["played"]
             assert [run["method"] for run in played] == ["ar", "lookahead:window=3"]
             n_said = [len([text for _, text, _ in run["tokens"] if text]) for run in played]
             assert n_said[0] == n_said[1] > 0
             assert len(played[0]["tokens"]) in (n_tokens, n_tokens + 1)  # with the end's token
             race = page.post("race", prompt="one", methods=methods, rounds=20)["race"]
             page.ask("DELETE", f"races/{race}")
-            assert races(page, seq, race)[-1]["error"] == "The race was stopped."
+            told = races(page, seq, race)
+            has_result = any("result" in one for one in told)
+            assert told[-1]["end"] == ("" if has_result else "The race was stopped.")
             page.post("race", 400, prompt="one", methods=["ar", "x"])
     finally:
         backend.close()
@@ -307,7 +333,7 @@ def races(page: Page, after: int, race: str) -> list[dict[str, Any]]:
     for _, kind, data in page.stream(after):
         if kind == "race" and data["race"] == race:
             told.append(data)
-            if "progress" not in data:
+            if "end" in data:
                 return told
     raise AssertionError("the stream ended")
 

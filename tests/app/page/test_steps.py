@@ -72,7 +72,7 @@ def test_a_sentence_says_how_fast_it_was_and_where_the_drafts_came_from() -> Non
     # 98 tokens after the first step: 30 times three in 14.8 ms, and eight in 10.3 ms each. Plain
     # steps without drafting take 10.2 ms.
     copied = [plain("one"), *[COPIED._replace(decode_ms=13.3, bonus="one")] * 30, *PLAIN]
-    about = "About 1.9× as fast as plain decoding: 60 of 99 tokens were copied from your message"
+    about = "98 tokens/s, about 1.9× plain: 60 of 99 tokens were copied from your message"
     assert said(*copied, message=TEXT) == about
     copied[-1] = plain(decode_ms=500.0)  # a pause
     assert said(*copied, message=TEXT) == about
@@ -80,6 +80,8 @@ def test_a_sentence_says_how_fast_it_was_and_where_the_drafts_came_from() -> Non
     assert said(plain("ten"), *[COPIED] * 30, *PLAIN, message=TEXT).endswith(
         "60 of 99 tokens were copied from earlier text"
     )
+    attached = outcome(AUTO, copied, f"shop.txt:\n{TEXT}", files=TEXT).sentence
+    assert attached.endswith("60 of 99 tokens were copied from your file")
     mixed = [*copied[:21], *[drafted("x", "y", source="recycling")] * 10, *PLAIN]
     assert said(*mixed, message=TEXT).endswith(
         ": 60 of 99 tokens were drafted, 40 of them copied from your message"
@@ -92,41 +94,40 @@ def test_a_sentence_says_when_drafts_did_not_pay() -> None:
     costs = (10.0, 12.0, 15.0, 19.0)
     none = replace(AUTO, n_drafted=0, n_accepted=0, decode_ms=costs)
     assert said(*PLAIN, done=none) == (
-        "No drafts: verifying 4 tokens costs 1.9× one token on this machine"
+        "98 tokens/s. No drafts: verifying 4 tokens costs 1.9× one token on this machine"
     )
     assert said(*PLAIN, done=replace(none, decode_ms=(10.0, 10.1, 10.5, 11.0))) == (
-        "No drafts: none was likely enough"
+        "98 tokens/s. No drafts: none was likely enough"
     )
     mamba = replace(none, decode_ms=(), model=replace(MODEL, can_draft=False))
     assert said(*PLAIN, done=mamba) == (
-        "No drafts: this model is recurrent and cannot drop rejected ones"
+        "98 tokens/s. No drafts: this model is recurrent and cannot drop rejected ones"
     )
     few = replace(AUTO, n_accepted=5, n_drafted=60, decode_seconds=1.4)
     slow = [plain(), *[drafted("x", decode_ms=28.5)] * 50, *PLAIN]  # two tokens in 30 ms
-    assert said(*slow, done=few) == (
-        "Slower than plain decoding, about 0.7× as fast: 5 of 99 tokens were drafted"
-    )
+    assert said(*slow, done=few) == ("70 tokens/s, about 0.7× plain: 5 of 99 tokens were drafted")
     nothing = replace(none, method="suffix:memory=off")
-    assert said(*PLAIN, done=nothing) == "No drafts: suffix:memory=off found none"
+    assert said(*PLAIN, done=nothing) == "98 tokens/s. No drafts: suffix:memory=off found none"
     wrong = replace(AUTO, n_accepted=0, n_drafted=4)
     assert said(plain(), *PLAIN * 4, done=wrong) == (
-        "About as fast as plain decoding: 0 of 4 drafts were accepted"
+        "98 tokens/s, about 1.0× plain: 0 of 4 drafts were accepted"
     )
 
 
 def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
-    came = "60 of 99 tokens were drafted"
+    came = "98 tokens/s. 60 of 99 tokens were drafted"
     assert said() == came
     short = replace(AUTO, n_tokens=12, n_accepted=1, decode_seconds=0.3)
     assert said(plain(), drafted("x"), *PLAIN, done=short) == (
-        "1 of 12 tokens was copied from earlier text"
+        "37 tokens/s. 1 of 12 tokens was copied from earlier text"
     )
     # Steps that also decoded other texts tell nothing of this one's speed.
     beside = [drafted("x", "y", bonus="z", n_texts=2, decode_ms=200.0)] * 10
     assert said(plain(), *beside, *PLAIN, message="") == came
     alone = [COPIED._replace(decode_ms=13.3)] * 30
-    assert said(plain(), *beside, *alone, *PLAIN).startswith("About 1.9× as fast")
-    assert said(done=replace(AUTO, method="ar")) == "Plain decoding: one token a step, no drafts"
+    assert said(plain(), *beside, *alone, *PLAIN).startswith("98 tokens/s, about 1.9× plain")
+    undrafted = "98 tokens/s. Plain decoding: one token a step, no drafts"
+    assert said(done=replace(AUTO, method="ar")) == undrafted
     assert said(done=Done("cancelled", "auto")) == "No tokens were written"
 
 

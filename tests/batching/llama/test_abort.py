@@ -18,7 +18,7 @@ from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.target import Cancelled
 from speculation.engine import Engine
-from speculation.text import Text
+from speculation.reply import Reply
 from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
 
 PARAMS = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
@@ -37,10 +37,10 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
         yield made
 
 
-def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple[Text, list[int]]:
+def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple[Reply, list[int]]:
     """Start a text, abort it after ``after`` progress reports, and return those too."""
     reported: list[int] = []
-    started: list[Text] = []
+    started: list[Reply] = []
 
     def progress(done: int, total: int) -> None:
         reported.append(done)

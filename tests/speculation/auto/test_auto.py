@@ -15,8 +15,9 @@ from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.fusion import fuse
 from speculation.auto.selection import select as select_of_trees
 from speculation.auto.source import Asks, Source
+from speculation.average import Average
 from speculation.drafter import DraftBudget, PlainSteps
-from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.cost import Cost, CostCurve, Prices
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.methods import parse_method
@@ -87,7 +88,7 @@ def test_without_the_memory_earlier_texts_neither_help_nor_take_in_this_one(
     auto.begin(text)
     assert (len(draft(auto, text)) > 1) is helps
     auto.end([*range(40, 60)])
-    assert (memory.index.n_tokens > len(known) + 1) is helps
+    assert (len(memory.index.tokens) > len(known) + 1) is helps
 
 
 def tree_of(**probs: float) -> TokenTree:
@@ -232,15 +233,20 @@ def test_a_source_that_tells_what_its_draft_promises_is_asked_if_that_pays(
     assert (len(draft(auto, [1])) > 1) == is_asked
 
 
-def test_drafts_pay_from_the_probability_at_which_they_save_what_their_rows_cost() -> None:
-    curve = CostCurve.linear(1.0, 0.2)
-    # Chains of p, p², p³, … against 0.2 of a step a row.
-    assert curve.pays_from(1, extra=0.0) == pytest.approx(0.22, abs=0.021)
-    # 0.5 + 0.25 + 0.125 against 0.6, and against 0.9 with an extra of 0.3: 0.56 is needed.
-    assert curve.pays_from(1, extra=0.3) == pytest.approx(0.52, abs=0.041)
+def test_drafts_pay_if_they_save_what_their_rows_cost() -> None:
+    def pays_from(prices: Prices) -> float:
+        return next(p / 100 for p in range(301) if p == 300 or prices.pay(p / 100))
+
+    cost = Cost(CostCurve.linear(1.0, 0.2))
+    # A chain of p, p², p³, … must save 0.2 of a step a row.
+    assert pays_from(cost.prices(0)) == pytest.approx(0.2, abs=0.011)
+    # 0.52 + 0.27 + 0.14 against 0.6 and 0.3 more.
+    cost.overhead = Average(0.05, 0.3)
+    assert pays_from(cost.prices(0)) == pytest.approx(0.51, abs=0.011)
     # For one of four texts, a token saves a fourth of the batch.
-    assert curve.pays_from(4, extra=0.0) == pytest.approx(0.5, abs=0.021)
-    assert CostCurve.linear(1.0, 2.0).pays_from(1, extra=0.0) > 1.0
+    cost.overhead, cost.n_texts = Average(0.05, 0.0), 4
+    assert pays_from(cost.prices(0)) == pytest.approx(0.5, abs=0.011)
+    assert pays_from(Cost(CostCurve.linear(1.0, 2.0)).prices(0)) > 1.0
 
 
 def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:

@@ -25,14 +25,12 @@ from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
-def test_rows_between_two_sizes_cost_as_much_as_the_next_block_of_four() -> None:
+def test_rows_between_two_sizes_are_interpolated_and_those_beyond_cost_as_much_as_before() -> None:
     curve = CostCurve((1, 2, 3, 6), (1.0, 2.0, 3.5, 2.0))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 6)] == [1.0, 2.0, 3.5, 3.0, 2.0, 2.0]
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 6)] == [1.0, 2.0, 3.5, 3.0, 2.5, 2.0]
     assert curve.row_share == pytest.approx(1.0 / 5)
-    curve = CostCurve((1, 8, 32), (1.0, 2.0, 5.0))
-    assert [curve.at(n) for n in (8, 9, 12, 13, 29, 32)] == [2.0, 2.5, 2.5, 3.0, 5.0, 5.0]
     curve = CostCurve((1, 3), (1.0, 2.0))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 2, 2, 2.5, 3, 50.5])
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == [1.0, 1.5, 2.0, 2.5, 3.0, 50.5]
     curve = CostCurve((1, 48, 64), (1.0, 3.0, 4.0))
     assert [curve.at(n) for n in (64, 65, 80)] == [4.0, 4.0625, 5.0]
 
@@ -42,9 +40,29 @@ def test_single_rows_set_the_level_and_other_sizes_their_own_cost() -> None:
     for _ in range(320):
         cost.follow(1, 100, 2.0)
     assert [cost.curve(100).at(n) for n in (1, 4, 8)] == pytest.approx([2.0, 4.0, 6.0], rel=0.05)
-    for _ in range(320):
-        cost.follow(4, 100, 5.0)
+    for _ in range(640):
+        for n_rows, seconds in ((4, 5.0), (1, 2.0)):
+            cost.follow(n_rows, 100, seconds)
     assert [cost.curve(100).at(n) for n in (1, 4, 8)] == pytest.approx([2.0, 5.0, 6.0], rel=0.05)
+
+
+def test_the_level_follows_a_text_that_has_no_single_rows() -> None:
+    cost = Cost(CostCurve((1, 4, 8), (10.0, 20.0, 30.0)))  # while all was ten times as slow
+    for _ in range(320):
+        for n_rows, seconds in ((4, 2.0), (8, 3.0)):
+            cost.follow(n_rows, 100, seconds)
+    assert [cost.curve(100).at(n) for n in (4, 8)] == pytest.approx([2.0, 3.0], rel=0.05)
+    assert cost.curve(100).at(1) == pytest.approx(1.3, rel=0.05)
+
+
+def test_real_single_rows_set_the_level_of_a_rough_cost_at_once() -> None:
+    cost = Cost(CostCurve((1, 8), (10.0, 30.0)), is_rough=True)
+    for _ in range(3):
+        cost.follow(1, 100, 1.0)
+    assert not cost.is_checked
+    cost.follow(1, 100, 1.0)
+    assert (cost.is_checked, cost.curve(100).at(1), cost.curve(100).at(8)) == (True, 1.0, 3.0)
+    assert Cost(CostCurve((1, 8), (10.0, 30.0))).is_checked
 
 
 def test_one_interrupted_batch_hardly_changes_the_curve() -> None:
@@ -54,13 +72,12 @@ def test_one_interrupted_batch_hardly_changes_the_curve() -> None:
     assert cost.curve(100).at(8) == pytest.approx(2.0, rel=0.03)
 
 
-def test_batches_after_another_size_and_a_texts_first_steps_do_not_count() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0)))
+def test_the_first_two_batches_of_a_text_or_after_another_size_do_not_count() -> None:
+    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.1))
     for _ in range(500):
         cost.begin()
-        for seconds in (30.0, 3.0, 2.0, 1.3):
-            cost.follow(1, 100, seconds)
-        cost.follow(8, 100, 9.0)
+        for n_rows, seconds in ((1, 30.0), (1, 3.0), (8, 9.0), (8, 4.0)):
+            cost.follow(n_rows, 100, seconds)
     assert (cost.curve(100).at(1), cost.curve(100).at(8)) == (1.0, 2.0)
 
 
@@ -84,12 +101,10 @@ def test_what_a_change_of_size_costs_is_not_learnt_as_the_sizes_own() -> None:
 
 def test_the_cost_grows_with_n_past_between_the_measured_places_and_beyond() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0)), CostCurve((1, 8), (2.0, 5.0)))
-    # Places have 256 tokens: 640 is the middle of the third, 512 of the 1408 tokens on.
-    assert cost.curve(600).at(8) == pytest.approx(2 + 3 * 512 / 1408)
-    assert cost.curve(2944).at(1) == pytest.approx(1 + 2816 / 1408, rel=0.01)
-    # Attention adds 1 second to one row and 3 to eight: 1 + 2 * 3 / 7 to four.
-    cost = Cost(CostCurve((1, 4, 8), (1.0, 1.5, 2.0)), CostCurve((1, 8), (2.0, 5.0)))
-    assert cost.curve(1536).at(4) == pytest.approx(1.5 + 1536 / 1408 * 13 / 7)
+    # To one row attention adds as much again in 1408 tokens, to eight 1.5 times as much.
+    # Places have 256 tokens: 640 is the middle of the third, 512 tokens on.
+    assert cost.curve(600).at(8) == pytest.approx(2 * (1 + 1.25 * 512 / 1408))
+    assert cost.curve(2944).at(1) == pytest.approx(1 + 1.25 * 2, rel=0.01)
 
 
 def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
@@ -139,7 +154,7 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
 def test_a_cost_that_was_damaged_on_disk_is_measured_anew(
     where: tuple[str, ...], damaged: object, tmp_path: Path
 ) -> None:
-    cost = Cost(CostCurve((1, 2, 4), (1.0, 2.0, 3.0)), CostCurve((1, 4), (2.0, 5.0)))
+    cost = Cost(CostCurve((1, 2, 4), (1.0, 2.0, 3.0)), CostCurve((1, 4), (2.0, 6.0)))
     learnt.save(tmp_path / "learnt.json", {}, cost, "", {})
     kept = learnt.load(tmp_path / "learnt.json")
     found = learnt.cost(kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from speculation.bench.results import Difference, Results, Run
-from speculation.stats import Stats
+from speculation.meter import Stats
 
 PROMPTS = (
     '{"question_id": "c1", "category": "cats", "turns": ["the cat saw a dog", "and a cat"]}\n'

@@ -27,8 +27,8 @@ from speculation.bench.suites import suite
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import METHODS, parse_method
+from speculation.reply import Reply
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 from tests.speculation.bench.runs import PROMPTS, results, run
 from tests.support.paths import ROOT
 
@@ -143,13 +143,13 @@ def test_plain_logits_are_those_that_plain_decoding_chose_from(engine: Engine) -
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Text, int]]:
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Reply, int]]:
     """What is generated: the method, the text, and tokens in the memory then."""
-    found: list[tuple[str, Text, int]] = []
+    found: list[tuple[str, Reply, int]] = []
 
-    def recorded(engine: Engine, *arguments: Any) -> Text:
+    def recorded(engine: Engine, *arguments: Any) -> Reply:
         text = generate(engine, *arguments)
-        found.append((str(text.method), text, engine.resources.memory.index.n_tokens))
+        found.append((str(text.method), text, len(engine.resources.memory.index.tokens)))
         return text
 
     monkeypatch.setattr(bench_run, "generate", recorded)
@@ -157,7 +157,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Text, int]]:
 
 
 def test_later_turns_follow_plain_decodings_replies_for_every_method(
-    engine: Engine, wrong_method: str, written: list[tuple[str, Text, int]]
+    engine: Engine, wrong_method: str, written: list[tuple[str, Reply, int]]
 ) -> None:
     methods = [parse_method(name) for name in (wrong_method, "ar")]
     plan = Plan(methods, SamplingParams(), 6)
@@ -171,7 +171,7 @@ def test_later_turns_follow_plain_decodings_replies_for_every_method(
 
 
 def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(
-    engine: Engine, written: list[tuple[str, Text, int]]
+    engine: Engine, written: list[tuple[str, Reply, int]]
 ) -> None:
     prompts = [Prompt(name, "cats", ("the cat saw a dog",)) for name in ("first", "again")]
     methods = [parse_method(name) for name in ("ar", "suffix", "suffix:branches=3")]
@@ -190,7 +190,7 @@ def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(
 
 
 def test_every_run_prefills_its_whole_prompt_and_raw_ones_without_a_template(
-    engine: Engine, written: list[tuple[str, Text, int]]
+    engine: Engine, written: list[tuple[str, Reply, int]]
 ) -> None:
     methods = [parse_method(name) for name in ("ar", "jacobi")]
     plan = Plan(methods, SamplingParams(), 3, raw=True, repeat=2)

@@ -182,9 +182,9 @@ def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
     assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
     assert opening_of("a<|assistant|>") == ""
     reply = engines["opens"].chat("a", max_tokens=3).run()
-    assert reply.opening == "<think>\n"
+    assert reply.request.opening == "<think>\n"
     assert reply.answer == reply.text  # the reasoning is not finished
-    assert engines["thinks"].chat("a", max_tokens=3).run().opening == ""
+    assert engines["thinks"].chat("a", max_tokens=3).run().request.opening == ""
 
 
 def test_tools_calls_and_results_are_shown_to_the_model(engines: dict[str, Engine]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from batching.together import Coroutine, done, run
 from batching.tree import TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Step
 from speculation.drafting.acceptance import (
     Acceptance,
     by_length,
@@ -13,8 +16,7 @@ from speculation.drafting.acceptance import (
     of_length,
     of_probability,
 )
-from speculation.drafting.confidence import Confidence
-from speculation.drafting.tree_growth import Candidate
+from speculation.drafting.tree_growth import Growth, TreeDrafter
 from tests.support.fake_target import FakeOutput, fake_logits
 
 
@@ -58,13 +60,16 @@ def test_a_saved_state_is_taken_up_and_another_form_ignored() -> None:
         assert Acceptance(by_length(0.0, 1.0), other).log_odds == by_length(0.0, 1.0)
 
 
-# The text is followed by 5 (0.75) or 6 (0.15); 5 is followed by 7 (0.35), 6 by 8 (0.45).
-NODES = (
-    Candidate(-1, 5, 0.75, 0.75),
-    Candidate(-1, 6, 0.15, 0.15),
-    Candidate(0, 7, 0.35, 0.26),
-    Candidate(1, 8, 0.45, 0.07),
-)
+class Fixed(TreeDrafter):
+    """The text is followed by 5 (0.75) or 6 (0.15); 5 is followed by 7 (0.35), 6 by 8 (0.45)."""
+
+    def _grow(
+        self, growth: Growth, tokens: Sequence[int], budget: DraftBudget
+    ) -> Coroutine[Sequence[int]]:
+        growth.add_likely(0, [(5, 0.75), (6, 0.15)])
+        growth.add_likely(1, [(7, 0.35)])
+        growth.add_likely(2, [(8, 0.45)])
+        return done([1])
 
 
 def after(*came: int) -> list[float]:
@@ -72,18 +77,18 @@ def after(*came: int) -> list[float]:
 
     The last token is the bonus; the others were accepted in a tree with other drafters' nodes.
     """
-    confidence = Confidence(Acceptance([0.0] * 10))
-    confidence.set_candidates(NODES)
+    drafter = Fixed(acceptance := Acceptance([0.0] * 10))
+    run(drafter.draft([1], own := TokenTree(1), DraftBudget()))
+    assert own.tokens == [1, 5]
     tree = TokenTree(1)
     tree.add(0, 9)  # a node of another drafter, so that node numbers shift
     path = [0]
     for token in came[:-1]:
         path.append(tree.add(path[-1], token))
     output = FakeOutput([(1,)], [True], fake_logits)
-    confidence.learn(Step(tree, output, path, came[-1]))
+    drafter.observe(Step(tree, output, path, came[-1]))
     # Cells share some evidence, which is subtracted here.
-    shared = confidence.acceptance.prob(0)
-    return [confidence.acceptance_prob(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
+    return [acceptance.prob(of_probability(p)) - acceptance.prob(0) for p in (0.75, 0.35, 0.45)]
 
 
 def test_each_token_is_compared_with_the_first_choice_of_its_level() -> None:

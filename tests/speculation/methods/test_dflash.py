@@ -18,8 +18,8 @@ from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.together import run
 from batching.tree import Floats
-from speculation.drafting.block_context import BlockContext
 from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.head_context import BlockContext
 from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.fake_target import prefill
@@ -120,7 +120,7 @@ def test_a_block_matches_the_reference_after_prompts_of_different_lengths(
         levels = BlockContext(head)
         cache = SequenceCache(context)
         for n in (5, 7, 4):  # forward, and back
-            assert levels.prepare(64, 1, 6) == 6
+            levels.window, levels.depth = 64, 6
             context.seq_rm(-1, 0, -1)
             cache.tokens.clear()
             prefill(cache, text[: n - 1], reader=levels)

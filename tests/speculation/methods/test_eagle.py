@@ -19,15 +19,10 @@ from batching.target import Cancelled
 from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
+from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.head_context import HeadContext
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
-from speculation.drafting.tree_growth import (
-    Candidate,
-    add_to_tree,
-    best_nodes,
-    grow,
-    top_tokens,
-)
+from speculation.drafting.tree_growth import Growth, top_tokens
 from speculation.engine import Engine
 from speculation.methods import parse_method
 from speculation.methods.eagle import (
@@ -79,18 +74,23 @@ def test_the_layer_in_llama_cpp_matches_the_reference_on_every_path_of_a_tree(
 # Trees
 
 
-def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
+def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> Growth:
     """EAGLE-2's candidates when the draft is the fake target itself."""
-    output_of = FakeTarget()
-    levels = DraftContext(output_of)
+    levels = DraftContext(FakeTarget())
     levels.begin(prefix, width)
-
-    def children(nodes: Sequence[Candidate], parent: int, logits: Floats) -> list[Candidate]:
-        reached = 1.0 if parent < 0 else nodes[parent].path_prob
-        return [Candidate(parent, t, p, reached * p) for t, p in top_tokens(logits, width)]
-
+    growth = Growth(prefix[-1], Acceptance())
     output = run(levels.root(prefix))
-    return run(grow(children, levels.level, output, levels.root_row, depth=depth, width=width))
+    run(
+        growth.levels(
+            lambda node, logits: growth.add_likely(node, top_tokens(logits, width)),
+            levels.level,
+            output,
+            levels.root_row,
+            depth=depth,
+            width=width,
+        )
+    )
+    return growth
 
 
 def softmax(logits: Floats) -> Floats:
@@ -113,24 +113,23 @@ def test_the_dynamic_tree_is_as_good_as_exhaustive_search() -> None:
                 for some in combinations(values, most)
                 if all(path[:-1] in ((), *some) for path in some)
             )
-            nodes = dynamic(prefix, 2, 3)
-            chosen = best_nodes(nodes, most)
+            growth = dynamic(prefix, 2, 3)
+            chosen = growth.likeliest(most)
             assert len(chosen) == most
-            assert all(nodes[c].parent in (-1, *chosen) for c in chosen)
-            assert sum(nodes[c].path_prob for c in chosen) == pytest.approx(best)
+            assert all(growth.tree.parents[node] in (0, *chosen) for node in chosen)
+            assert sum(growth.path_probs[node] for node in chosen) == pytest.approx(best)
 
 
 def test_only_the_likeliest_paths_of_a_level_are_expanded() -> None:
-    nodes = dynamic((1, 2, 3), 3, 2)
-    assert len(nodes) == 2 + 2 * 2 + 2 * 2
-    second = sorted(nodes[2:6], key=lambda c: -c.path_prob)[:2]
-    assert sorted({nodes[c.parent].path_prob for c in nodes[6:]}) == sorted(
-        c.path_prob for c in second
-    )
-    for parent, path in ((0, (nodes[0].token,)), (1, (nodes[1].token,))):
-        below = softmax(fake_logits((1, 2, 3, *path)))
+    growth = dynamic((1, 2, 3), 3, 2)
+    tree, reached = growth.tree, growth.path_probs
+    assert len(tree) == 1 + 2 + 2 * 2 + 2 * 2
+    second = sorted(sorted(range(3, 7), key=lambda node: -reached[node])[:2])
+    assert sorted({*tree.parents[7:]}) == second
+    for node in (1, 2):
+        below = softmax(fake_logits((1, 2, 3, tree.tokens[node])))
         expected = np.argsort(-below)[:2].tolist()
-        assert [c.token for c in nodes[2:6] if c.parent == parent] == expected
+        assert [tree.tokens[n] for n in range(3, 7) if tree.parents[n] == node] == expected
 
 
 def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows(
@@ -143,17 +142,16 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows(
     context = HeadContext(FakeEagleHead(fake_logits))
     monkeypatch.setattr(context, "level", levels.level)
     drafter = FixedTreeDrafter(Eagle1Params(choices="0.0.1/1.0"), context)
-    nodes, chosen = run(drafter._grow(output, levels.root_row, TokenTree(3), DraftBudget()))
-    assert chosen == range(5)
+    growth = Growth(3, Acceptance())
+    chosen = run(drafter._grow_below(output, levels.root_row, growth, DraftBudget()))
+    assert chosen == range(1, 6)
     ranked = np.argsort(-fake_logits(text))
     a, b = int(ranked[0]), int(ranked[1])
     aa, ba = (int(np.argmax(fake_logits((*text, t)))) for t in (a, b))
     aab = int(np.argsort(-fake_logits((*text, a, aa)))[1])
-    assert [(c.parent, c.token) for c in nodes] == [(-1, a), (-1, b), (0, aa), (1, ba), (2, aab)]
-
-    tree = TokenTree(3)
-    added = add_to_tree(nodes, range(5), tree, DraftBudget())
-    assert added == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    tree = growth.tree
+    assert tree.tokens[1:] == [a, b, aa, ba, aab]
+    assert tree.parents[1:] == [0, 0, 1, 2, 3]
     rows = listed(tree_rows(tree, 2, 3))
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
     assert [row.seq_ids for row in rows] == [(0, 1, 2), (1,), (2,), (1,), (2,), (1,)]
@@ -268,7 +266,7 @@ def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None
     cached = list(range(100))
     for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
         levels = HeadContext(Recorder())
-        levels.prepare(1024, 1, 5)
+        levels.window, levels.depth = 1024, 5
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
         prefill(cache, cached)
         assert prefill(cache, [*cached, 7, 8], reader=levels) == n_reused

@@ -82,7 +82,7 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
         (head,) = load_heads([], model).values()
         head.start(EXACT, context)
         levels = HeadContext(head)
-        levels.prepare(64, 1, 4)
+        levels.window, levels.depth = 64, 4
         cache = SequenceCache(context)
         prefill(cache, text[:-1], reader=levels)
         found = run(levels.root(text))

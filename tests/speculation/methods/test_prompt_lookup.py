@@ -16,11 +16,9 @@ FREE = DraftBudget()
 
 
 def drafted(text: list[int], budget: DraftBudget = FREE, **params: int) -> list[int]:
-    """The drafts after ``text``, which came token by token after a prompt of one."""
+    """The drafts after ``text``, all of it but the last token the prompt."""
     lookup = PromptLookup(PromptLookupParams(**params))
-    lookup.begin(text[:1])
-    for end in range(1, len(text)):
-        lookup.promise(text[:end])
+    lookup.begin(text[:-1])
     tree = TokenTree(text[-1])
     lookup.draft(text, tree, budget)
     return tree.tokens[1:]

@@ -15,7 +15,8 @@ from batching.errors import InvalidParameter
 from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
-from speculation.drafting.tree_growth import Candidate, top_beams
+from speculation.drafting.acceptance import Acceptance, of_probability
+from speculation.drafting.tree_growth import Growth
 from speculation.engine import Engine
 from speculation.heads.file import HeadsWeights
 from speculation.heads.redrafter import Beams, Level, ReDrafterHead
@@ -168,16 +169,14 @@ def test_the_tree_merges_the_common_prefixes_of_the_beams(n_beams: int, length: 
 
 
 def test_the_top_beams_include_their_whole_paths() -> None:
-    nodes = [
-        Candidate(-1, 1, 0.6, 0.6),
-        Candidate(-1, 2, 0.4, 0.4),
-        Candidate(0, 3, 0.5, 0.30),
-        Candidate(1, 4, 0.9, 0.36),
-        Candidate(0, 5, 0.2, 0.12),
-    ]
-    assert top_beams(nodes, 1) == [1, 3]
-    assert top_beams(nodes, 2) == [0, 1, 2, 3]
-    assert top_beams([], 2) == []
+    growth = Growth(0, Acceptance())
+    assert growth.beams(2) == []
+    growth.add_likely(0, [(1, 0.6), (2, 0.4)])
+    growth.add_likely(1, [(3, 0.5)])
+    growth.add_likely(2, [(4, 0.9)])
+    growth.add_likely(1, [(5, 0.2)])
+    assert growth.beams(1) == [2, 4]
+    assert growth.beams(2) == [1, 2, 3, 4]
 
 
 def test_a_least_path_probability_selects_exactly_the_paths_above_it() -> None:
@@ -190,23 +189,23 @@ def test_a_least_path_probability_selects_exactly_the_paths_above_it() -> None:
         reached[paths[-1]] = reached[paths[parent]] * prob
     assert len(tree) > 1
     assert min(reached.values()) >= 0.1
-    confidence = ReDrafter(ReDrafterParams(), head)._confidence  # before anything is learnt
+    acceptance = Acceptance()  # before anything is learnt
     for path in product(range(6), repeat=2):
         likely = 1.0
         for i, token in enumerate(path):
             logits = head.after((5, *path[:i]))
             prob = float(np.exp(logits[token] - logits.max()) / np.exp(logits - logits.max()).sum())
-            likely *= confidence.acceptance_prob(Candidate(-1, token, prob, prob))
+            likely *= acceptance.prob(of_probability(prob))
         assert (path in reached) == (likely >= 0.1)
 
 
 def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
     head = FakeHead()
-    drafter = ReDrafter(ReDrafterParams(beams=1, length=1), head)
+    acceptance = Acceptance()
+    drafter = ReDrafter(ReDrafterParams(beams=1, length=1), head, acceptance=acceptance)
     logits = head.after((5,))
-    best = int(logits.argmax())
-    first = Candidate(-1, best, float(1 / np.exp(logits - logits.max()).sum()), 1.0)
-    before = drafter._confidence.acceptance_prob(first)
+    cell = of_probability(float(1 / np.exp(logits - logits.max()).sum()))
+    before = acceptance.prob(cell)
     state = FakeOutput([(1, 2, 3), (5,)], [True, True], fake_logits, True)
     drafter.begin([1, 2, 3])
     run(drafter.draft([1, 2, 3], TokenTree(3), DraftBudget()))
@@ -214,7 +213,7 @@ def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
     tree = TokenTree(5)
     run(drafter.draft([1, 2, 3, 5], tree, DraftBudget()))
     drafter.observe(Step(tree, state, [0, 1], 4))
-    assert drafter._confidence.acceptance_prob(first) > before
+    assert acceptance.prob(cell) > before
 
 
 def test_a_state_from_another_position_is_not_used() -> None:

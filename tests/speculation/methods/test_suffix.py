@@ -52,7 +52,7 @@ def test_a_text_is_remembered_when_it_ends_unless_memory_is_off() -> None:
     off = Suffix(SuffixParams(memory=False), memory)
     assert len(drafted(off, text)) == 1
     off.end([*range(40, 60)])
-    assert memory.index.tokens().tolist() == [*range(10, 30), -1]
+    assert memory.index.tokens.tolist() == [*range(10, 30), -1]
 
 
 def test_frequent_continuations_lead_and_a_branch_assumes_that_the_lead_is_rejected() -> None:

@@ -1,4 +1,4 @@
-"""The fast path: steps without drafts are decoded in runs; text and drafts stay the same."""
+"""Plain steps: those without drafts are decoded in runs; text and drafts stay the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import speculation.fast_path
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
@@ -29,7 +28,7 @@ from tests.support.written import WrittenText, write
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a run gets must not depend on how fast the machine is."""
-    monkeypatch.setattr(speculation.fast_path, "FRAME_SECONDS", 1e9)
+    monkeypatch.setattr("speculation.sequence.FRAME_SECONDS", 1e9)
 
 
 def written(
@@ -65,7 +64,7 @@ class Waiting(Drafter):
 
 def test_without_drafters_all_steps_after_the_first_form_one_run() -> None:
     text = written(prompt_of(26), [], 10)
-    steps, stats = text.emitted, text.stats
+    steps, stats = text.emitted, text.reply.stats
     assert [len(step.tokens) for step in steps] == [1, 9]
     assert [step.finish_reason for step in steps] == [None, "length"]
     assert [token for step in steps for token in step.tokens] == plain_text(26, n_tokens=10)
@@ -90,7 +89,7 @@ def test_a_run_ends_with_the_present_step_if_something_else_is_wanted() -> None:
 
 
 def test_a_run_that_exceeds_its_time_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation.fast_path, "FRAME_SECONDS", -1.0)
+    monkeypatch.setattr("speculation.sequence.FRAME_SECONDS", -1.0)
     steps = written(prompt_of(26), [], 5).emitted
     assert [len(step.tokens) for step in steps] == [1, 1, 1, 1, 1]
 
@@ -108,7 +107,7 @@ def test_an_error_in_a_run_keeps_the_tokens_generated_before_it() -> None:
         list(write(text, slots))
     assert [step.tokens for step in text.emitted] == [[8], [1, 2, 7]]
     assert text.cache.tokens == [*prompt, 8, 1, 2]
-    assert text.token_ids == [8, 1, 2, 7]
+    assert text.reply.token_ids == [8, 1, 2, 7]
 
 
 class AlwaysAsked(Drafter):
@@ -134,8 +133,8 @@ def test_prompt_lookup_drafts_the_same_with_and_without_plain_runs(settings: Any
     for seed in range(60):
         prompt = prompt_of(seed)[:4]
         one = written(prompt, [PromptLookup(params)], 40)
-        runs, quick = one.emitted, one.stats
-        asked = written(prompt, [AlwaysAsked(PromptLookup(params))], 40).stats
+        runs, quick = one.emitted, one.reply.stats
+        asked = written(prompt, [AlwaysAsked(PromptLookup(params))], 40).reply.stats
         assert (quick.n_steps, quick.n_drafted) == (asked.n_steps, asked.n_drafted)
         assert quick.rows_histogram == asked.rows_histogram
         n_runs += len(runs) < quick.n_steps
