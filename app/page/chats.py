@@ -6,6 +6,7 @@ Knows the store, the jobs and the backend, but nothing of HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -20,8 +21,9 @@ from app.page.owners import STRANGER
 from app.page.prompt import Prompt, prompt_of
 from app.page.race import Races
 from app.page.reply import Reply, ToolCall
-from app.page.settings import Settings, read_settings
+from app.page.settings import How, Settings, read_settings, varied
 from app.page.speeds import Speeds
+from app.page.titles import Titles
 from app.page.tools import Answer, Tools
 from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
@@ -73,6 +75,7 @@ class Chats:
         self.tools = Tools(Servers(mcp or default_file().with_name("mcp.json")))
         self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds, self.tools)
         self.races = Races(backend, self.feed)
+        self._titles = Titles(backend)
         self._incognito: set[str] = set()
 
     def close(self) -> None:
@@ -226,7 +229,7 @@ class Chats:
 
         return await self._begin(ask, chat, begun, n_new=2)
 
-    async def retry(self, ask: Ask, turn: int) -> Json:
+    async def retry(self, ask: Ask, turn: int, how: How = "again") -> Json:
         """Begin another reply to a message, given by itself or by one of its replies."""
         found = await self.turn(ask.owner, turn)
         message = found.id if found.role == "user" else found.parent
@@ -236,7 +239,7 @@ class Chats:
         def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
             return _new_reply(store, store.turn(message, ask.owner), ask, settings)
 
-        return await self._begin(ask, found.chat, begun)
+        return await self._begin(ask, found.chat, begun, how=how)
 
     async def edit(
         self, ask: Ask, turn: int, text: str, files: Sequence[Mapping[str, Any]] | None
@@ -310,15 +313,19 @@ class Chats:
         chat: str,
         begun: Callable[[Store, Settings], tuple[int, Reply]],
         n_new: int = 1,
+        how: How | None = None,
     ) -> Json:
         """Start the job of a reply that ``begun`` adds to the chat; the last ``n_new`` turns of its
-        path are new. The settings become the chat's."""
+        path are new. The settings become the chat's, but for ``how`` another reply differs."""
         store, owner = self.store_of(chat), ask.owner
 
         def prepare() -> tuple[Job, Branch, Chat]:
             kept = store.chat(chat, owner).settings
             given = kept if ask.settings is None else ask.settings
-            settings = read_settings(given, self.backend.methods())
+            methods, usual = self.backend.methods(), self.backend.status().facts.sampling
+            settings = read_settings(given, methods, usual)
+            if how is not None:
+                settings = read_settings(varied(given, how, settings), methods, usual)
             if settings.tools:
                 self._check_trust(ask)
             if given != kept:
@@ -416,7 +423,8 @@ class Chats:
         def settings(method: str) -> Settings:
             parameters = given.get("parameters") if method == own else None
             changed = {**given, "method": method, "parameters": parameters}
-            return read_settings(changed, self.backend.methods())
+            usual = self.backend.status().facts.sampling
+            return read_settings(changed, self.backend.methods(), usual)
 
         first, second = map(settings, methods)
         prompt = prompt_of(turns, first.system)
@@ -436,6 +444,13 @@ class Chats:
         except StoreError:  # it was deleted meanwhile
             return
         self.tell(chat)
+        if chat.id not in self._incognito and not chat.is_named:
+            self._titles.want(job, self._take_title)
+
+    async def _take_title(self, job: Job, title: str) -> None:
+        with suppress(StoreError):
+            store = job.store
+            await self.change(job.chat, lambda _: store.suggest_title(job.chat, job.owner, title))
 
 
 def _rounds(path: Sequence[Turn]) -> list[list[ToolCall]]:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import gradio as gr
@@ -53,10 +54,11 @@ _USUAL = {one.name: one.default for one in fields(SamplingParams)} | {
 
 
 class Fields:
-    """Makes fields that show ``settings``."""
+    """Makes fields that show ``settings``; ``sampling`` is the model's usual one."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], sampling: Mapping[str, float]) -> None:
         self._settings = settings
+        self._usual = {**_USUAL, **sampling}
 
     def add(self, name: str, usual: Any, label: str, info: str = "", **options: Any) -> None:
         """A field for a setting, by its path in the JSON; ``usual`` is the value that the setting
@@ -89,14 +91,18 @@ class Fields:
             options: dict[str, Any] = {}
             if name in _ENDS:
                 options = {"minimum": 0, "maximum": _ENDS[name], "step": 0.01}
-            elif isinstance(_USUAL[name], str):
+            elif isinstance(self._usual[name], str):
                 options = {"lines": 2, "max_lines": 12}
-            self.add(f"sampling.{name}", _USUAL[name], label, f"{info} ({name})", **options)
+            self.add(f"sampling.{name}", self._usual[name], label, f"{info} ({name})", **options)
 
 
-def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> None:
+def settings_fields(
+    settings: Mapping[str, Any],
+    methods: tuple[MethodInfo, ...],
+    sampling: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """All fields but those of the model, in the current Gradio block."""
-    fields = Fields(settings)
+    fields = Fields(settings, sampling)
     name = str(settings.get("method", "")).partition(":")[0]
     method = next((info for info in methods if info.name == name), None)
     if method is not None and method.parameters:
@@ -116,12 +122,8 @@ def settings_fields(settings: Mapping[str, Any], methods: tuple[MethodInfo, ...]
     told = "What the model should know or be in this chat."
     fields.add("system", "", "System prompt", told, lines=2, max_lines=12)
     with gr.Accordion("Sampling", open=False):
-        fields.add(
-            "max_tokens",
-            Settings.max_tokens,
-            "Most tokens of a reply",
-            "0: until the context is full",
-        )
+        told = "0: until the model ends or the context is full"
+        fields.add("max_tokens", Settings.max_tokens, "Most tokens of a reply", told)
         fields.add(
             "leave_out",
             True,

@@ -335,12 +335,12 @@ class Jobs:
     def _summed_up(self, job: Job) -> bytes:
         """Say in the reply what came of its drafts; returns its steps as they are kept."""
         reply, done = job.reply, job.reply.done
-        if done is None:
+        if done is None or job.request is None:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)
         said = job.prompt.said, job.prompt.files
-        found = outcome.outcome(done, job.records, *said, n_left_out=reply.n_left_out)
+        found = outcome.outcome(done, job.records, *said, reply.n_left_out, job.request.sampling)
         reply.sentence, reply.figures = found.sentence, [list(one) for one in found.figures]
         reply.cells = steps.cells(job.records)
         return steps.pack(job.records, done.method) if job.records else b""

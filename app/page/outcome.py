@@ -9,11 +9,14 @@ sentence says "about". Steps that also decoded other texts tell nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from time import monotonic
+from types import MappingProxyType
+from typing import Any
 
+from app.page.slowness import why_slow
 from app.page.steps import milliseconds, n_tokens
 from app.worker.messages import Done, StepRecord, Tokens
 from speculation.drafter import BASELINE
@@ -74,17 +77,20 @@ def outcome(
     message: str = "",
     files: str = "",
     n_left_out: int = 0,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     """What to say of a reply that ended with ``done``.
 
     records      its steps
     message, files  what the user wrote, and its files, to tell what was copied from there
     n_left_out   how many earlier turns the prompt left out
+    sampling     fields of ``SamplingParams``
     """
     ratio, plain_step = _plain(records)
+    why = why_slow(done, records, ratio)
     return Outcome(
-        _sentence(done, _counts(records, message, files), ratio),
-        tuple(_figures(done, records, plain_step, n_left_out)),
+        ". ".join(filter(None, [_sentence(done, _counts(records, message, files), ratio), why])),
+        (*_figures(done, records, plain_step, n_left_out), *_drawn(sampling)),
     )
 
 
@@ -221,6 +227,13 @@ def _figures(
     if done.finish_reason in _ENDS:
         found.append(("End", _ENDS[done.finish_reason]))
     return found
+
+
+def _drawn(sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """With what the tokens were drawn; nothing if each was the most likely one."""
+    if not (heat := sampling.get("temperature")):
+        return []
+    return [("Sampling", f"temperature {heat:g}, seed {sampling['seed']}")]
 
 
 def _speed(tokens_per_second: float) -> str:

@@ -33,7 +33,7 @@ from app.page.imported import chats_of
 from app.page.owners import STRANGER, Owners, is_from_here, is_trusted
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.settings import read_settings
+from app.page.settings import How, read_settings
 from app.page.tools import Answer
 from app.page.turns import while_shown
 from app.store import NoSuchChat, StoreError, Turn
@@ -41,7 +41,7 @@ from app.worker.messages import Status
 from speculation.registry import RegistryError, read_registry
 
 PING_SECONDS = 15.0
-MOST_HITS = 50  # that a search shows
+IMPORTED = 20  # chats, after which the progress is told
 STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
 
@@ -170,16 +170,16 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits = await store.transaction(lambda: store.search(owner, q))
+        hits, n = await store.transaction(lambda: store.search(owner, q))
         told = [
             {
                 "chat": chats.as_json(hit.chat),
                 "turn": hit.turn,
                 "snippet": re.split("[\x02\x03]", hit.snippet),
             }
-            for hit in hits[:MOST_HITS]
+            for hit in hits
         ]
-        return as_json({"hits": told, "n": len(hits)})
+        return as_json({"hits": told, "n": n})
 
     @router.post("/chats")
     async def new_chat(
@@ -257,8 +257,8 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         return as_json(await chats.message(ask, chat, _said(text), read, parent))
 
     @router.post("/turns/{turn}/retry")
-    async def retry(ask: Asked, turn: TurnId) -> Response:
-        return as_json(await chats.retry(ask, turn))
+    async def retry(ask: Asked, turn: TurnId, how: Annotated[How, Body()] = "again") -> Response:
+        return as_json(await chats.retry(ask, turn, how))
 
     @router.post("/turns/{turn}/continue")
     async def proceed(ask: Asked, turn: TurnId) -> Response:
@@ -402,12 +402,17 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     async def import_chats(http: Request, owner: Owner) -> Response:
         try:
-            read = await while_connected(http, apart.read(chats_of, await http.body()))
-            found = await asyncio.to_thread(chats.add, owner, read)
+            read = list(await while_connected(http, apart.read(chats_of, await http.body())))
         except Unreadable as error:
             raise ApiError(f"Cannot import this file: {error}.") from error
-        told = [chats.tell(chat) for chat in found.chats]
-        return as_json({"chats": told, "n_known": found.n_known, "refused": found.refused})
+        told: Json = {"chats": [], "n_known": 0, "refused": []}
+        for n in range(0, len(read), IMPORTED):
+            feed.publish(owner, "import", {"done": n, "total": len(read)})
+            found = await asyncio.to_thread(chats.add, owner, read[n : n + IMPORTED])
+            told["chats"] += [chats.tell(chat) for chat in found.chats]
+            told["n_known"] += found.n_known
+            told["refused"] += found.refused
+        return as_json(told)
 
     # Its body may have as many values as it likes: another process reads it.
     router.add_api_route("/import", import_chats, methods=["POST"], route_class_override=APIRoute)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, NoReturn
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 from app.api.errors import ApiError
 from app.worker.backend import MethodInfo
 from batching.errors import SpeculationError
+from speculation.drafter import BASELINE
 from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
 
 RANDOM = -1  # as a seed: a new one for each reply
+AGAIN = 0.7  # the temperature of another reply where each would be the same
+FREER = 0.3  # more or less temperature
 DEEPEST = 20  # levels of settings in settings
+How = Literal["again", "plain", "freer", "stricter"]  # to reply another time
 _NAMES = {one.name for one in fields(SamplingParams)} - {"logit_bias", "dry_breakers", "strict"}
 
 
@@ -26,7 +31,7 @@ class Settings:
     """The user's settings for a reply.
 
     parameters  of the method; read, they are a part of it, as on the command line
-    max_tokens  0: until the context is full
+    max_tokens  0: until the model ends or the context is full
     thinking    whether to reason first, if the model supports it; None: the model's default
     leave_out   leave out the oldest turns if the context is too small for all
     tools       the servers whose tools the model may call, each with the tools that it may not
@@ -35,7 +40,7 @@ class Settings:
     method: str = DEFAULT_METHOD
     parameters: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 1024
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     system: str = ""
     thinking: StrictBool | None = None
     leave_out: StrictBool = True
@@ -45,9 +50,14 @@ class Settings:
 _SETTINGS, _SAMPLING = TypeAdapter(Settings), TypeAdapter(SamplingParams)
 
 
-def read_settings(values: Mapping[str, Any], methods: Collection[MethodInfo]) -> Settings:
-    """The settings that JSON means. Missing and empty values keep their defaults, and those with
-    other names may be the page's own. Raises ApiError whose ``param`` is a setting's name."""
+def read_settings(
+    values: Mapping[str, Any],
+    methods: Collection[MethodInfo],
+    usual: Mapping[str, float] = MappingProxyType({}),
+) -> Settings:
+    """The settings that JSON means. Missing and empty values keep their defaults, which are
+    ``usual`` in the sampling, and those with other names may be the page's own. Raises ApiError
+    whose ``param`` is a setting's name."""
     level: list[Any] = [values]
     for _ in range(DEEPEST):
         parts = [one.values() if isinstance(one, Mapping) else one for one in level]
@@ -58,7 +68,23 @@ def read_settings(values: Mapping[str, Any], methods: Collection[MethodInfo]) ->
         found = _SETTINGS.validate_python(_given(values))
     except ValidationError as error:
         _refuse(error)
-    return replace(found, method=_method(found, methods), sampling=_sampling(found.sampling))
+    sampling = _sampling({**usual, **_given(found.sampling)})
+    return replace(found, method=_method(found, methods), sampling=sampling)
+
+
+def varied(values: Mapping[str, Any], how: How, now: Settings) -> Mapping[str, Any]:
+    """The settings for another reply, which is another text unless a fixed seed or temperature
+    says otherwise. ``now`` is what the values mean."""
+    if how == "plain":
+        return {**values, "method": BASELINE, "parameters": {}}
+    heat = now.sampling.get("temperature")
+    if how == "freer":
+        heat = min(heat + FREER, 100.0) if heat else AGAIN
+    elif how == "stricter":
+        heat = max(0.0, (heat or 0.0) - FREER)
+    elif heat is None:
+        heat = AGAIN
+    return {**values, "sampling": {**(values.get("sampling") or {}), "temperature": heat}}
 
 
 def _invalid(name: str, message: str) -> ApiError:

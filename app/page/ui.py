@@ -50,7 +50,7 @@ def build(backend: Backend, method: str | None = None) -> gr.Blocks:
     """Build the page. Without ``method``, it starts with the one last used in the browser."""
 
     def fields(shown: str) -> None:
-        settings_fields(json.loads(shown), backend.methods())
+        settings_fields(json.loads(shown), backend.methods(), backend.status().facts.sampling)
 
     page: gr.Blocks
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:

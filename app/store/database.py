@@ -14,6 +14,7 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from app.store.records import InUse, StoreError
+from app.store.search import folded
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -104,6 +105,7 @@ class Database:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
         try:
             connection.row_factory = sqlite3.Row
+            connection.create_function("folded", 1, folded, deterministic=True)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA secure_delete = ON")

@@ -70,7 +70,7 @@ def read(
         chats, reader = data.get("chats"), _ours
     else:
         chats, reader = (data if isinstance(data, list) else [data]), _others
-    if not isinstance(chats, list):
+    if not (isinstance(chats, list) and chats):
         raise UnreadableExport("it has no chats")
     found, refused = [], []
     for n, chat in enumerate(chats, 1):
@@ -100,7 +100,9 @@ def _loaded(data: str | bytes) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UnreadableExport("it is not JSON, or incomplete") from None
+        raise UnreadableExport(
+            "it is no export of chats, which would be JSON, or a part of it is missing"
+        ) from None
 
 
 # Ours

@@ -41,7 +41,8 @@ class UnreadableExport(StoreError):
 class Chat:
     """A chat, without its turns.
 
-    is_named    the user gave it its title; otherwise it is the first message's first line
+    is_named    the user gave it its title; otherwise it is the first message's first line, or what
+                the model wrote
     changed_at  when a turn was last added
     leaf        the last turn of the branch that is shown; None if there are no turns
     """

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from app.store.records import Chat, NoSuchChat, Turn
+from app.store.schema import FOLDED
 
 # The ids of a turn and of all that follow it.
 BELOW = """WITH RECURSIVE below (id) AS (
@@ -105,7 +106,14 @@ def insert_chat(
 
 def insert_turn(db: sqlite3.Connection, turn: Turn) -> int:
     """Insert a turn, whose id is not used, and return its id."""
-    return _insert(db, "turns", {**vars(turn), "id": None})
+    number = _insert(db, "turns", {**vars(turn), "id": None})
+    fold(db, number)
+    return number
+
+
+def fold(db: sqlite3.Connection, turn: int) -> None:
+    """Let searches find the turn's text."""
+    db.execute(f"{FOLDED} WHERE id = ?", (turn,))
 
 
 def _insert(db: sqlite3.Connection, table: str, fields: Mapping[str, object]) -> int:

@@ -2,7 +2,7 @@
 version to this one: its tables stay.
 """
 
-VERSION = 4
+VERSION = 5
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS chats (
@@ -48,6 +48,11 @@ CREATE TABLE IF NOT EXISTS steps (
     records BLOB NOT NULL
 )
 
+CREATE TABLE IF NOT EXISTS folded (
+    turn INTEGER PRIMARY KEY REFERENCES turns (id) ON DELETE CASCADE,
+    text TEXT NOT NULL
+)
+
 CREATE TABLE IF NOT EXISTS presets (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     owner TEXT NOT NULL,
@@ -75,4 +80,6 @@ UPDATE turns SET reply = '{}' WHERE NOT json_valid(reply)
 
 UPDATE chats SET settings = '{}' WHERE NOT json_valid(settings)
 """
-SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _MENDED))
+# What is searched. ``folded`` is ``search.folded``.
+FOLDED = "INSERT OR REPLACE INTO folded SELECT id, folded(text) FROM turns"
+SCHEMA = "\n\n".join(part.strip() for part in (_TABLES, _DROPPED, _MENDED, FOLDED))

@@ -27,6 +27,7 @@ from app.store.rows import (
     BELOW,
     chat_of,
     clean,
+    fold,
     get_chat,
     get_turn,
     insert_chat,
@@ -39,7 +40,7 @@ from app.store.rows import (
     steps_of,
     title_of,
 )
-from app.store.schema import SCHEMA, VERSION
+from app.store.schema import FOLDED, SCHEMA, VERSION
 
 KEEP_DELETED = 24 * 3600.0  # seconds
 PURGE_SECONDS = 600.0  # between looks for what was deleted longer ago
@@ -134,6 +135,7 @@ class Store:
         if self._first_turn > 1:
             last = self._first_turn - 1
             db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
+        db.execute(f"{FOLDED} WHERE state = 'running'")
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
 
     # Chats
@@ -187,6 +189,13 @@ class Store:
             set_fields(db, "chats", chat, is_pinned=is_pinned)
         if settings is not None:
             set_fields(db, "chats", chat, settings=settings)
+        return get_chat(db, chat, owner)
+
+    @_runs
+    def suggest_title(self, db: Connection, chat: str, owner: str, title: str) -> Chat:
+        """Give a chat a title, unless the user did."""
+        if not get_chat(db, chat, owner).is_named:
+            set_fields(db, "chats", chat, title=title)
         return get_chat(db, chat, owner)
 
     @_runs
@@ -274,6 +283,8 @@ class Store:
         """Replace what is kept of a reply. Raises NoSuchChat if there is no such turn."""
         if not set_fields(db, "turns", turn, text=text, reply=reply, state=state):
             raise NoSuchChat("turn")
+        if state != "running":
+            fold(db, turn)
 
     @_runs
     def choose(self, db: Connection, turn: int, owner: str) -> Chat:
@@ -314,9 +325,11 @@ class Store:
         return get_chat(db, found.chat, owner)
 
     @_runs
-    def search(self, db: Connection, owner: str, text: str) -> list[Hit]:
-        """Titles, then turns, latest first, with all words of ``text``."""
-        return search.find(db, owner, text)
+    def search(
+        self, db: Connection, owner: str, text: str, limit: int = 50
+    ) -> tuple[list[Hit], int]:
+        """Titles, then turns, latest first, with all words of ``text``; and how many there are."""
+        return search.find(db, owner, text, limit)
 
     # Presets
 

@@ -40,6 +40,7 @@ from batching.watched import STEP_SECONDS, GivenUp, Watched, until
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
+from speculation.recommended import recommended
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.reply import Reply
 from speculation.system.computed_by import computed_by
@@ -240,7 +241,8 @@ class ModelSlot:
             engine.close()
             raise GivenUp
         self.engine = engine
-        self._facts = facts_of(engine, devices)
+        sampling = recommended(spec.model, engine.model.metadata)
+        self._facts = replace(facts_of(engine, devices), sampling=sampling)
         if remembers:
             self._memory_model = spec.model
         self._n_loads += 1

@@ -49,6 +49,7 @@ class ModelFacts:
     embedding_model  the path of the one that is loaded beside the model, or empty
     missing  methods that cannot run with their usual parameters, with what they need: the setting
              ``draft_model`` or ``heads``, other ``parameters``, or another ``model``
+    sampling  the sampling that the model's authors recommend, as fields of ``SamplingParams``
     devices  the GPUs that the model may use, with their free bytes when no model was loaded
     """
 
@@ -68,6 +69,7 @@ class ModelFacts:
     embedding_model: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[tuple[str, int], ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def check_file(path: Path) -> None:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelError(
-            f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
+            f"{path} is not a model in the GGUF format, whose files begin with the letters GGUF; "
             f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
         )
 

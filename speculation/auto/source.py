@@ -116,7 +116,7 @@ class Source:
         asks = self.asks
         promise = self.drafter.promise(tokens)
         if promise is not None:
-            asks.tells |= promise > 0.0
+            asks.tells = True
             return prices.pay(left * promise)
         reading = asks.reading * self.drafter.n_unread(tokens)
         gain = asks.gain(prices.plain, left, drafted) - (0.0 if drafted else prices.change)

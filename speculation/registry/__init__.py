@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from tqdm import tqdm
 
 from batching.gguf.splits import part_names
 from speculation.registry.entries import (
-    LINE_FORMAT,
     HubFile,
     ModelEntry,
     ModelNotFound,
@@ -171,8 +171,8 @@ def _first_part(path: Path) -> Path:
 def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
     is_folder = bool(text) and Path(text).is_dir()
     problem = f"{text} is a folder" if is_folder else f"file not found: {text or repr(text)}"
+    near = " or ".join(get_close_matches(text, entries) or list(entries)[:1])
     return ModelNotFound(
-        f"{problem}. Known models: {', '.join(entries) or 'none'}. "
-        f"Give the path of a .gguf file, a known model, hf:owner/repository/file.gguf, "
-        f"or add a line to models.txt: {LINE_FORMAT}"
+        f"{problem}. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a name in "
+        f"models.txt{near and f', such as {near}'}"
     )

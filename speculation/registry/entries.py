@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batching.errors import SpeculationError
@@ -17,6 +17,7 @@ HUB_FORMAT = "hf:owner/repository/file.gguf or hf:owner/repository/file.gguf@rev
 PACKAGE_FORMAT = "package:name/file.gguf@sha256:…, optionally followed by -> Q8_0 to convert it"
 
 _SIZED = re.compile(r"(?P<source>.+?)\s*\((?P<number>\d+(\.\d+)?) (?P<unit>MB|GB)\)")
+_SAMPLED = re.compile(r"(?P<description>.*?)\s*\{(?P<sampling>[^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HUB = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[^@|]+\.gguf)(@(?P<revision>.+))?"
@@ -76,6 +77,7 @@ class ModelEntry:
     heads     names of the drafting heads paired with it
     is_heads  whether this line is a file of drafting heads instead of a model
     methods   the methods that such heads are for
+    sampling  what the authors of its family recommend, by names of ``SamplingParams``, as texts
     n_bytes   about the size of the source's file; 0 if the line does not tell it
     """
 
@@ -87,6 +89,7 @@ class ModelEntry:
     is_heads: bool = False
     n_bytes: int = 0
     methods: tuple[str, ...] = ()
+    sampling: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def parse_hub(source: str) -> HubFile:
@@ -202,7 +205,14 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
     if sized := _SIZED.fullmatch(source):
         source = sized["source"]
         n_bytes = int(float(sized["number"]) * {"MB": 1e6, "GB": 1e9}[sized["unit"]])
-    found = ModelEntry(name, _parse_source(source, folder), None, description, n_bytes=n_bytes)
+    sampling: dict[str, str] = {}
+    if sampled := _SAMPLED.fullmatch(description):
+        description = sampled["description"]
+        parts = (part.partition("=") for part in sampled["sampling"].split(","))
+        sampling = {setting.strip(): value for setting, _, value in parts}
+    found = ModelEntry(
+        name, _parse_source(source, folder), None, description, n_bytes=n_bytes, sampling=sampling
+    )
     first, *methods = draft.split()
     if first == HEADS:
         return replace(found, is_heads=True, methods=tuple(methods))

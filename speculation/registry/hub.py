@@ -208,7 +208,7 @@ def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> Non
         partial.unlink()
         raise DownloadFailed(
             f"{wanted.repo}/{wanted.path} is corrupt: its SHA-256 is {found}, but the hub's is "
-            f"{blob.name}. The file was deleted; run again to download it from the start. If it "
+            f"{blob.name}. The file was deleted; try again to download it from the start. If it "
             "happens again, a proxy or mirror is changing it"
         )
     partial.replace(blob)
@@ -279,7 +279,7 @@ def _explain(wanted: HubFile, error: Exception) -> str:
     file = f"{wanted.repo}/{wanted.path}" if wanted.path else f"the list of {wanted.repo}'s files"
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     token = f"a token from {endpoint}/settings/tokens in HF_TOKEN (or run: hf auth login)"
-    resumes = "run again to resume the download"
+    resumes = "try again to resume the download"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     match error:
         case OfflineModeIsEnabled() if not wanted.path:
@@ -292,7 +292,7 @@ def _explain(wanted: HubFile, error: Exception) -> str:
         case GatedRepoError():  # a RepositoryNotFoundError too, so first
             return (
                 f"{wanted.repo} is gated: request access at {endpoint}/{wanted.repo}, put {token}, "
-                "then run again"
+                "then try again"
             )
         case RepositoryNotFoundError() | HFValidationError():
             return (

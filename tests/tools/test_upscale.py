@@ -228,7 +228,7 @@ def test_models_that_cannot_be_upscaled_and_the_model_as_output_are_refused(
     architecture = "has the architecture 'mamba'; only 'llama' models can be upscaled"
     for model, to, reason in (
         (mamba, out, architecture),
-        (text, out, "text.gguf is not a GGUF: it starts with"),
+        (text, out, "text.gguf is not a model in the GGUF format"),
         (tiny_model, tiny_model, "is the model itself"),
     ):
         assert reason in failing(["--model", str(model), "--out", str(to)], capsys)

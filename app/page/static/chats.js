@@ -119,11 +119,11 @@ let nSearches = 0; // a new search may start before the last one has ended
 const search = tried(async () => {
   const mine = ++nSearches;
   const text = $("#search").value.trim();
-  const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [] };
+  const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [], n: 0 };
   if (mine !== nSearches) return;
-  ({ hits } = found);
-  const rest = found.n > hits.length ? `, the first ${hits.length} of them here` : "";
-  setText($("#found"), text && `${found.n === 1 ? "1 hit" : `${found.n} hits`}${rest}`);
+  hits = found.hits;
+  const all = found.n === 1 ? "1 hit" : `${found.n.toLocaleString("en")} hits`;
+  setText($("#found"), text && (found.n > hits.length ? `${all}, here the latest ${hits.length}` : all));
   showChats();
 });
 
@@ -140,10 +140,13 @@ function hitRow({ chat: { id, title }, turn, snippet: parts }) {
 const exportChat = (path) => h("a", { href: `page${path}`, download: "" }).click();
 
 const importFile = tried(async ([file]) => {
-  const { chats: added, refused } = await api("POST", "/import", file);
+  setText($("#found"), `Reading ${file.name}`);
+  const { chats: added, refused } = await api("POST", "/import", file).finally(() => setText($("#found"), ""));
   const n = added.length;
   notify([`Imported ${n === 1 ? "1 chat" : `${n} chats`}`, ...refused].join(". "));
 });
+
+listeners.import = ({ done, total }) => setText($("#found"), `Importing: ${done} of ${total} chats`);
 
 // The left side's buttons and keys
 

@@ -52,7 +52,7 @@ window.page = {
     const { [key]: _, ...others } = settings[kind] ?? {};
     if (!key) changeSettings({ [name]: isUsual ? usual : value });
     else changeSettings({ [kind]: isUsual ? others : { ...others, [key]: value } });
-    shownFields = JSON.stringify(settings); // the fields show it already
+    shownFields = forFields(); // the fields show it already
     for (const one of $$("#fields [aria-invalid]")) one.ariaInvalid = null;
   },
 };
@@ -76,10 +76,11 @@ export function toggle(side, opens = !isOpen(side)) {
 }
 
 let shownFields = ""; // what the fields were rendered from
+const forFields = () => JSON.stringify({ ...settings, load: server.status?.model?.load }); // its defaults differ
 function showFields() {
   if (!isOpen(drawer())) return;
   showPresets();
-  const now = JSON.stringify(settings);
+  const now = forFields();
   if (now === shownFields) return;
   shownFields = now;
   document.dispatchEvent(new CustomEvent("fields", { detail: now }));
@@ -195,6 +196,7 @@ export async function readServer() {
 export function takeStatus(status) {
   server.status = status;
   showHeader();
+  showFields();
 }
 
 function showHeader() {

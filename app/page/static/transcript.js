@@ -11,6 +11,7 @@ import { focusBox, keepDraft, restoreDraft, runningTurn, showComposer } from "./
 import { openReplay } from "./replay.js";
 import { openRace } from "./race.js";
 import { callOf } from "./tools.js";
+import { openModels } from "./models.js";
 
 export let chat = null; // as ChatJson; null: a new one
 export let isIncognito = false; // whether the next new chat is kept nowhere
@@ -168,7 +169,7 @@ function articleOf(turn) {
   const actions = [
     part("span", siblings.length > 1, { class: "siblings" }, ...versions),
     actionButton("copy", "Copy", isReply && text),
-    actionButton("retry", "Retry", isReply),
+    actionButton("retry", isReply ? "Retry" : "Answer", true, isReply && { "aria-haspopup": "menu" }),
     actionButton("edit", "Edit"),
     actionButton("replay", "Replay", cells.length),
     actionButton("race", "Race", isReply && text),
@@ -255,7 +256,7 @@ const ACTIONS = {
     openDialog("Preview, without its scripts", "wide", h("iframe", { sandbox: "", srcdoc, title: "Preview" }));
   },
   wrap: () => toggleLook("wrapped"),
-  retry: (turn) => replyAgain(turn, "/retry"),
+  retry: (turn, pressed) => (turn.role === "user" ? replyAgain(turn, "/retry") : openRetryMenu(turn, pressed)),
   continue: (turn) => replyAgain(turn, "/continue"),
   edit: editTurn,
   race: (turn) => openRace({ turn }),
@@ -278,10 +279,19 @@ const codeOf = (pressed) => $("code", pressed.closest(".code")).textContent;
 const POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 const ISOLATED = `<!doctype html><meta http-equiv="Content-Security-Policy" content="${POLICY}">`;
 
-function replyAgain({ id }, path) {
+const openRetryMenu = (turn, anchor) =>
+  openMenu(anchor, [
+    ["Again", () => replyAgain(turn, "/retry")],
+    ["With another model…", openModels],
+    ["Plain, without drafts", () => replyAgain(turn, "/retry", { how: "plain" })],
+    ["More freely", () => replyAgain(turn, "/retry", { how: "freer" })],
+    ["Less freely", () => replyAgain(turn, "/retry", { how: "stricter" })],
+  ]);
+
+function replyAgain({ id }, path, more = {}) {
   const error = $(`#turn-${id} .error`); // if the reply begins, it gets another one
   return tried(
-    () => api("POST", `/turns/${id}${path}`, { settings }),
+    () => api("POST", `/turns/${id}${path}`, { settings, ...more }),
     () => error,
   )();
 }

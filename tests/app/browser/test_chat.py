@@ -15,6 +15,7 @@ def test_replies_and_messages_have_versions_and_nothing_is_lost(chat: Chat) -> N
     assert chat.ask("a cat") != ""
     first = chat.texts()
     chat.act("Retry")
+    chat.choose("Again")
     page.wait_for_selector(f"{DONE} .siblings:has-text('2/2')")
     chat.act("Edit")
     page.fill(f"{LAST} textarea", "**mine** & <b>")

@@ -54,9 +54,8 @@ def test_chats_are_named_pinned_copied_deleted_exported_and_imported(
     page: Page, backend: Written
 ) -> None:
     chat, turns = talk(page, backend, "What's <up>?")
-    found = page.get("search?q=up")
-    assert found["hits"][0]["snippet"] == ["What's <", "up", ">?"]
-    assert found["n"] == len(found["hits"])
+    assert page.get("search?q=up")["hits"][0]["snippet"] == ["What's <", "up", ">?"]
+    assert page.get("search?q=up")["n"] == 2
     changed = page.ask("PATCH", f"chats/{chat}", is_pinned=True)
     assert (changed["title"], changed["is_pinned"]) == ("What's <up>?", True)
     copy = page.post(f"chats/{chat}/duplicate", turn=turns[0])

@@ -78,10 +78,17 @@ def test_an_imported_chat_is_shown_as_its_file_has_it_and_can_be_opened(page: Pa
     reply = {"model": "m", "cells": [["1.5", 2]], "done": {"finish_reason": "stop", "odd": SCRIPT}}
     odd = {"settings": {"method": 5, "sampling": [SCRIPT]}, "deleted_at": 5.0}
     file = export(reply, packed(TREE, more=SCRIPT), **odd)
+    seq = page.get("state")["seq"]
     (chat,) = page.client.post("import", content=file).json()["chats"]
+    told = page.events(seq, until="imported")
+    assert [data for kind, data in told if kind == "import"] == [{"done": 0, "total": 1}]
     assert (chat["settings"], chat["title"]) == ({}, "hi")
     _, turn = page.turns(chat["id"])
     assert (turn["text"], turn["model"], turn["cells"]) == ("re: hi", "m", [[1.5, 2]])
+    asked, _ = page.turns(chat["id"])
+    page.ask("DELETE", f"turns/{turn['id']}")  # a message without a reply can be answered
+    assert page.post(f"turns/{asked['id']}/retry")["turns"][0]["parent"] == asked["id"]
+    page.post(f"turns/{turn['id']}/restore")
     kept = {"method": "auto", "sources": ["suffix"], "steps": TREE}
     assert page.get(f"turns/{turn['id']}/steps") == kept
 
@@ -100,7 +107,9 @@ def test_steps_and_replies_that_an_earlier_import_kept_are_not_trusted(
     ("body", "why"),
     [
         (b"[" * 6_000_000, "it has more than 5,000,000 commas and brackets. Import it in parts."),
-        (b"\xff\xfe", "it is not JSON, or incomplete."),
+        (b"\xff\xfe", "it is no export of chats, which would be JSON, or a part of it is missing."),
+        (b"[]", "it has no chats."),
+        (b"5", "it has no chats of this program, ChatGPT or Open WebUI."),
     ],
 )
 def test_a_file_without_chats_is_refused_in_plain_words(page: Page, body: bytes, why: str) -> None:

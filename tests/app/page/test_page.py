@@ -38,9 +38,9 @@ def made(build: Callable[[], None]) -> gr.Blocks:
     return asyncio.run(make())
 
 
-def fields(**settings: Any) -> dict[str, tuple[Any, Any]]:
+def fields(usual: dict[str, float] | None = None, **settings: Any) -> dict[str, tuple[Any, Any]]:
     """For each setting the value that its field shows, and the one it has if it is not given."""
-    page = made(lambda: settings_fields(settings, FakeBackend().methods()))
+    page = made(lambda: settings_fields(settings, FakeBackend().methods(), usual or {}))
     values = {one["id"]: one["props"].get("value") for one in page.config["components"]}
     found = {}
     for event in page.config["dependencies"]:
@@ -57,6 +57,8 @@ def test_fields_show_what_is_set_and_else_what_the_server_takes_as_the_default()
     assert shown["parameters.deep"] == (True, True)
     assert shown["sampling.top_k"] == (40, 0)
     assert "parameters.width" not in fields(method="ar")
+    own = fields(method="ar", sampling={"top_k": 40}, usual={"top_k": 20, "temperature": 0.7})
+    assert (own["sampling.top_k"], own["sampling.temperature"]) == ((40, 20), (0.7, 0.7))
     nested: dict[str, Any] = {"method": "guess", "parameters": {}, "sampling": {}}
     for name, (_, usual) in shown.items():
         kind, _, key = name.rpartition(".")

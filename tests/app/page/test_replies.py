@@ -19,6 +19,7 @@ from app.worker.messages import (
     LeftOut,
     Loaded,
     Loading,
+    ModelFacts,
     ModelSpec,
     Node,
     Opening,
@@ -188,6 +189,40 @@ def test_invalid_settings_are_named_before_anything_is_written(
     assert request.sampling == {"temperature": 0.5, "seed": 7}
     assert request.max_tokens is None
     assert page.get(f"chats/{chat}")["chat"]["settings"] == good
+
+
+def test_sampling_is_the_models_and_another_reply_is_another_text(
+    page: Page, backend: Written
+) -> None:
+    facts = ModelFacts(sampling={"temperature": 0.6, "top_k": 20})
+    backend.state = Status(MODEL, facts=facts)
+    chat, (_, reply) = talk(page, backend, "hi")
+
+    def sampling(how: str = "again", **settings: Any) -> dict[str, Any]:
+        page.post(f"turns/{reply}/retry", how=how, settings=settings)
+        backend.write("re", DONE)
+        page.until(chat, lambda turn: turn["state"] == "done")
+        return dict(backend.requests[-1].sampling)
+
+    first, second = dict(backend.requests[0].sampling), sampling()
+    assert {**first, "seed": 0} == {**second, "seed": 0} == {**facts.sampling, "seed": 0}
+    assert first["seed"] != second["seed"]
+    kept = dict(page.turns(chat)[-1]["figures"])["Sampling"]
+    assert kept == f"temperature 0.6, seed {second['seed']}"
+    fixed = {"seed": 7, "temperature": 0}
+    assert sampling(sampling=fixed) == {**fixed, "top_k": 20}
+    assert sampling("freer")["temperature"] == pytest.approx(0.9)
+    assert sampling("stricter")["temperature"] == pytest.approx(0.3)
+    assert sampling("plain", method="guess", parameters={"width": 9})["top_k"] == 20
+    assert backend.requests[-1].method == "ar"
+    assert page.get(f"chats/{chat}")["chat"]["settings"]["method"] == "guess"
+    backend.state = Status(MODEL)  # which recommends nothing
+    assert [sampling(how).get("temperature") for how in ("again", "freer", "stricter")] == [
+        0.7,
+        0.7,
+        0.0,
+    ]
+    page.post(f"turns/{reply}/retry", 400, how="x")
 
 
 def test_replies_that_run_when_the_server_ends_are_kept_as_interrupted(tmp_path: Path) -> None:

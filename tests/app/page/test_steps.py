@@ -105,13 +105,43 @@ def test_a_sentence_says_when_drafts_did_not_pay() -> None:
     )
     few = replace(AUTO, n_accepted=5, n_drafted=60, decode_seconds=1.4)
     slow = [plain(), *[drafted("x", decode_ms=28.5)] * 50, *PLAIN]  # two tokens in 30 ms
-    assert said(*slow, done=few) == ("70 tokens/s, about 0.7× plain: 5 of 99 tokens were drafted")
+    assert said(*slow, done=few) == (
+        "70 tokens/s, about 0.7× plain: 5 of 99 tokens were drafted. Only 5 of 60 drafts were "
+        "right. Auto learns from that and drafts less"
+    )
     nothing = replace(none, method="suffix:memory=off")
     assert said(*PLAIN, done=nothing) == "98 tokens/s. No drafts: suffix:memory=off found none"
     wrong = replace(AUTO, n_accepted=0, n_drafted=4)
     assert said(plain(), *PLAIN * 4, done=wrong) == (
         "98 tokens/s, about 1.0× plain: 0 of 4 drafts were accepted"
     )
+
+
+def test_a_sentence_says_what_took_the_time_of_a_slow_reply_and_what_would_help() -> None:
+    done = replace(AUTO, method="draft-model", n_drafted=144, n_accepted=144, n_tokens=153)
+
+    def why(*records: StepRecord, **changes: Any) -> str:
+        return said(plain(), *records, *PLAIN, done=replace(done, **changes)).partition(". ")[2]
+
+    long = drafted("x", "y", source="draft", draft_ms=40.0)
+    assert why(*[long] * 40) == "The draft model took 66% of the time. A smaller one would help"
+    dear = long._replace(draft_ms=1.0, decode_ms=60.0)
+    assert why(*[dear] * 40) == (
+        "Most drafts were right, but verifying several tokens takes long on this machine. "
+        "The method Auto drafts only where it pays"
+    )
+    cold = [dear._replace(decode_ms=1000.0)] * 2
+    assert why(*[dear] * 20, *cold) == (
+        "2.0 s went into 2 of 22 steps: the machine was busy, or the model was new to it. Try again"
+    )
+    reading = [dear._replace(draft_ms=3000.0)]
+    assert why(*[dear] * 20, *reading) == (
+        "3.1 s went into 1 of 21 steps, in which what drafts read the text first; the next reply "
+        "is faster"
+    )
+    eagle = long._replace(nodes=tuple(one._replace(source="eagle-3") for one in long.nodes))
+    assert why(*[eagle] * 40) == "Eagle-3 took 66% of the time. Another method would help"
+    assert why(*[COPIED._replace(decode_ms=13.3)] * 40) == ""
 
 
 def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
@@ -123,17 +153,21 @@ def test_a_sentence_claims_no_speed_that_is_not_known() -> None:
     )
     # Steps that also decoded other texts tell nothing of this one's speed.
     beside = [drafted("x", "y", bonus="z", n_texts=2, decode_ms=200.0)] * 10
-    assert said(plain(), *beside, *PLAIN, message="") == came
+    others = "Other replies were written at the same time; alone, it would have been faster"
+    assert said(plain(), *beside, *PLAIN, message="") == f"{came}. {others}"
     alone = [COPIED._replace(decode_ms=13.3)] * 30
-    assert said(plain(), *beside, *alone, *PLAIN).startswith("98 tokens/s, about 1.9× plain")
-    undrafted = "98 tokens/s. Plain decoding: one token a step, no drafts"
-    assert said(done=replace(AUTO, method="ar")) == undrafted
+    assert said(plain(), *beside, *alone, *PLAIN).startswith("98 tokens/s, about 1.9× plain: ")
+    assert said(done=replace(AUTO, method="ar")) == (
+        "98 tokens/s. Plain decoding: one token a step, no drafts"
+    )
     assert said(done=Done("cancelled", "auto")) == "No tokens were written"
 
 
 def test_the_figures_say_what_is_known_of_plain_decoding() -> None:
     done = replace(AUTO, n_steps=11, finish_reason="length", decode_ms=(10.0, 12.0, 15.0, 19.0))
-    assert outcome(done, [plain(), COPIED, *PLAIN], TEXT, n_left_out=1).figures == (
+    drawn = {"temperature": 0.7, "seed": 5}
+    records = [plain(), COPIED, *PLAIN]
+    assert outcome(done, records, TEXT, n_left_out=1, sampling=drawn).figures == (
         ("Speed", "98 tokens/s"),
         ("A plain step", "10.2 ms, the median of 8 in this reply"),
         ("Tokens per step", "9.0"),
@@ -145,4 +179,5 @@ def test_the_figures_say_what_is_known_of_plain_decoding() -> None:
         ("Context", "327 of 2048 tokens"),
         ("Left out", "1 turn"),
         ("End", "length limit"),
+        ("Sampling", "temperature 0.7, seed 5"),
     )

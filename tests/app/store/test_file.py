@@ -17,7 +17,7 @@ import pytest
 from app.store import InUse, Store, StoreError
 from app.store.database import Database
 from app.store.schema import SCHEMA, VERSION
-from tests.app.store.test_store import talk, texts
+from tests.app.store.test_store import search, talk, texts
 
 
 def test_a_file_and_its_folder_are_private_and_any_thread_may_ask(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_moved_aside_with_the_command_that_recovers_it(tmp_pat
         store = Store(found[2])
         whole = [chat for chat in store.chats("") if texts(store, chat)[1:] == ["long " * 2000]]
         assert 5 < len(whole) < 20
-        assert store.search("", "chat") != []
+        assert search(store, "chat") != []
         store.close()
 
 
@@ -82,7 +82,7 @@ def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
     connection.close()
     before = file.read_bytes()
     with pytest.raises(
-        StoreError, match=r"schema 9; this one reads up to 4\). Update this program"
+        StoreError, match=r"schema 9; this one reads up to 5\). Update this program"
     ):
         Store(file)
     assert file.read_bytes() == before
@@ -98,14 +98,14 @@ def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_i
     step = "ALTER TABLE chats ADD COLUMN colour TEXT\n\nCREATE TABLE more (id)"
     with pytest.raises(StoreError, match="no such table"):
         Database(file, f"{step}\n\nINSERT INTO nowhere VALUES (1)", VERSION + 1)
-    store = Store(file)  # still version 4
+    store = Store(file)  # still version 5
     assert texts(store, chat) == ["hello"]
     store.close()
     database = Database(file, step, VERSION + 1)
     rows = database.run(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
     assert [tuple(row) for row in rows] == [("hello", None)]
     database.close()
-    copy = tmp_path / "chats-v4.db"
+    copy = tmp_path / "chats-v5.db"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     store = Store(copy)
     assert texts(store, chat) == ["hello"]
@@ -132,10 +132,10 @@ def test_an_earlier_files_chats_are_found_without_its_index(tmp_path: Path) -> N
         )
     connection.close()
     store = Store(file)
-    assert [hit.turn for hit in store.search("", "很好")] == [ask]
+    assert [hit.turn for hit in search(store, "很好")] == [ask]
     store.save_reply(reply, "雨", {}, "done")
-    assert [hit.turn for hit in store.search("", "雨")] == [reply]
-    assert store.search("", "晴") == []
+    assert [hit.turn for hit in search(store, "雨")] == [reply]
+    assert search(store, "晴") == []
     store.close()
     assert (tmp_path / "chats-v3.db").exists()
 
@@ -169,7 +169,8 @@ def test_a_second_server_hears_where_the_first_is(tmp_path: Path) -> None:
     file = tmp_path / "chats.db"
     first = Store(file, "http://localhost:7860/")
     chat, (ask,) = talk(first, "ask")
-    first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    reply = first.add_turn(chat.id, "", ask, "assistant", "", state="running")
+    first.save_reply(reply.id, "zebra", {}, "running")
     for _ in range(2):
         with pytest.raises(InUse) as raised:
             Store(file, "http://localhost:7861/")
@@ -178,6 +179,7 @@ def test_a_second_server_hears_where_the_first_is(tmp_path: Path) -> None:
     first.close()
     second = Store(file)
     assert second.path(chat.id, "")[1][0].state == "interrupted"
+    assert [hit.turn for hit in search(second, "zebra")] == [reply.id]
     second.close()
 
 
@@ -250,5 +252,5 @@ def test_a_killed_server_keeps_all_that_it_said_is_kept(tmp_path: Path) -> None:
         assert turn.state in (("done",) if state == "done" else ("done", "interrupted"))
         states.add(turn.state)
     assert states == {"done", "interrupted"}
-    assert store.search("", "word") != []
+    assert search(store, "word") != []
     store.close()

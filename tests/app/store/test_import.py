@@ -166,8 +166,8 @@ def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ("[1", "it is not JSON, or incomplete"),
-        ("[" * 100_000, "it is not JSON, or incomplete"),
+        ("[1", "it is no export of chats"),
+        ("[" * 100_000, "it is no export of chats"),
         (
             '{"format": "speculation-chats", "version": 3}',
             "another version of this program wrote it",

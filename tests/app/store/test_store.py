@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.store import Chat, NoSuchChat, Store
+from app.store import Chat, Hit, NoSuchChat, Store
 from app.store.records import Role
 from app.store.store import KEEP_DELETED
 
@@ -51,6 +51,10 @@ def talk(store: Store, *said: str, owner: str = "") -> tuple[Chat, list[int]]:
         turn = store.add_turn(chat.id, owner, parent, roles[n % 2], text)
         ids.append(turn.id)
     return store.chat(chat.id, owner), ids
+
+
+def search(store: Store, text: str, limit: int = 50) -> list[Hit]:
+    return store.search("", text, limit)[0]
 
 
 def exported(store: Store, owner: str = "", chat: str | None = None) -> list[dict[str, Any]]:
@@ -134,14 +138,14 @@ def test_what_was_deleted_is_purged_after_a_day_to_the_last_byte(
         store.delete_chat(one.id, "")
     store.delete_turn(reply, "")
     assert store.chats("") == [store.chat(kept.id, "")]
-    assert store.search("", "whale") == store.search("", "dolphin") == []
+    assert search(store, "whale") == search(store, "dolphin") == []
     with pytest.raises(NoSuchChat):
         store.path(chat.id, "")
     store.close()
     now = KEEP_DELETED
     store = Store(tmp_path / "chats.db", clock=lambda: now)
     assert texts(store, store.restore_chat(chat.id, "")) == ["whale", "whale song"]
-    assert [hit.turn is None for hit in store.search("", "whale")] == [False, False]
+    assert [hit.turn is None for hit in search(store, "whale")] == [False, False]
     store.delete_chat(chat.id, "")
 
     def kept_bytes() -> bytes:
@@ -156,7 +160,7 @@ def test_what_was_deleted_is_purged_after_a_day_to_the_last_byte(
         store.restore_turn(reply, "")
     assert b"dolphin" not in kept_bytes()
     assert texts(store, kept) == ["stays"]
-    assert [hit.chat.id for hit in store.search("", "stays")] == [kept.id]
+    assert [hit.chat.id for hit in search(store, "stays")] == [kept.id]
     store.close()
 
 
@@ -172,23 +176,25 @@ def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Sto
     chat, (ask, reply) = talk(
         store, "About Škoda cars", "A " + "long " * 40 + "tale of a skoda engine"
     )
-    hits = store.search("", "SKODA")
+    hits = search(store, "SKODA")
     assert hits[0].snippet == "About \2Škoda\3 cars"
     assert hits[0].chat == store.chat(chat.id, "")
     hit = next(hit for hit in hits if hit.turn == reply)
     assert hit.snippet.startswith("…") and hit.snippet.endswith("tale of a \2skoda\3 engine")
-    assert [hit.turn for hit in store.search("", "gin tale")] == [reply]
-    assert store.search("", "tale engines") == []
+    assert [hit.turn for hit in search(store, "gin tale")] == [reply]
+    assert search(store, "tale engines") == []
     assert [hit.turn for hit in hits] == [ask, reply]
-    assert store.search("", "long")[0].snippet.endswith("\2long\3 \2long\3 lon…")
+    assert [hit.turn for hit in search(store, "skoda", limit=2)] == [None, reply]
+    assert [store.search("", "skoda", limit=n)[1] for n in (50, 1)] == [2, 3]  # not all are seen
+    assert search(store, "long")[0].snippet.endswith("\2long\3 \2long\3 lon…")
     running = store.add_turn(chat.id, "", reply, "assistant", "", state="running").id
     store.save_reply(running, "zebra", {}, "running")
-    assert store.search("", "zebra") == []
+    assert search(store, "zebra") == []
     store.save_reply(running, "zebra \2 stripes \ud800", {"n": 1}, "done")
-    assert [hit.snippet for hit in store.search("", "zebra")] == ["\2zebra\3  stripes ?"]
+    assert [hit.snippet for hit in search(store, "zebra")] == ["\2zebra\3  stripes ?"]
     store.save_reply(running, "horse", {}, "done")
-    assert store.search("", "zebra") == []
-    assert [hit.turn for hit in store.search("", "horse")] == [running]
+    assert search(store, "zebra") == []
+    assert [hit.turn for hit in search(store, "horse")] == [running]
 
 
 def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
@@ -203,7 +209,7 @@ def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
     )
 
     def found(text: str) -> list[tuple[int | None, str]]:
-        return [(hit.turn, hit.snippet) for hit in store.search("", text)]
+        return [(hit.turn, hit.snippet) for hit in search(store, text)]
 
     assert found("编") == [(chinese, "我想用Python\2编\3程。今天天气很好")]
     assert found("天气") == [(chinese, "我想用Python编程。今天\2天气\3很好")]
@@ -224,7 +230,7 @@ def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
 )
 def test_no_search_raises(store: Store, odd: str) -> None:
     talk(store, "hello")
-    assert store.search("", odd) == []
+    assert search(store, odd) == []
 
 
 def test_a_duplicate_has_the_turns_up_to_one(store: Store) -> None:
@@ -296,6 +302,6 @@ def test_owners_never_see_each_others_chats(store: Store) -> None:
             call()
     assert [one.title for one in store.chats("bob")] == ["mine"]
     assert [one["title"] for one in exported(store, "bob")] == ["mine"]
-    assert (store.search("bob", "secret"), store.presets("bob")) == ([], [])
+    assert (store.search("bob", "secret"), store.presets("bob")) == (([], 0), [])
     assert store.chat(own.id, "bob").leaf == own_ask
     assert store.chat(chat.id, "ann") == chat

@@ -132,7 +132,7 @@ def test_a_dropped_download_resumes_where_it_stopped(
 
 def test_an_interrupted_download_resumes_on_the_next_run(hub: HubServer, cache: Path) -> None:
     hub.drop_after = [2_000_000, *[0] * 10]
-    assert "run again to resume the download" in failure()
+    assert "try again to resume the download" in failure()
     assert blobs(cache) == {PARTIAL: 2_000_000}
     before = len(hub.byte_requests())
     hub.drop_after = []
@@ -154,7 +154,7 @@ def test_ctrl_c_or_a_disk_that_fills_up_keeps_the_bytes_received(
     with pytest.raises((KeyboardInterrupt, DownloadFailed)) as raised:
         fetched(bar=Interrupting)
     if isinstance(error, OSError):
-        assert re.match(r"the disk is too full .* run again to resume", str(raised.value))
+        assert re.match(r"the disk is too full .* try again to resume", str(raised.value))
     else:
         assert raised.value is error
     [(name, size)] = blobs(cache).items()
@@ -186,7 +186,7 @@ def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> Non
     message = failure()
     assert "owner/repo/model.gguf is corrupt: its SHA-256 is " in message
     assert f", but the hub's is {SHA256}." in message
-    assert "The file was deleted; run again" in message
+    assert "The file was deleted; try again" in message
     assert blobs(cache) == {}
     assert fetched() == CONTENT
 

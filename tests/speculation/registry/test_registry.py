@@ -173,16 +173,15 @@ def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     assert resolve("a", registry=entries) == file
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones_by_an_error_of_ours() -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_ones_by_an_error_of_ours() -> None:
     for kind in (RegistryError, DownloadFailed):
         assert issubclass(kind, SpeculationError)
     with pytest.raises(SpeculationError) as caught:
         resolve("Tinny", registry=REGISTRY)
     assert type(caught.value) is ModelNotFound
     assert str(caught.value) == (
-        "file not found: Tinny. Known models: tiny. Give the path of a .gguf "
-        "file, a known model, hf:owner/repository/file.gguf, or add a line to models.txt: "
-        "name | source | draft | description"
+        "file not found: Tinny. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a "
+        "name in models.txt, such as tiny"
     )
 
 
