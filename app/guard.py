@@ -13,8 +13,6 @@ import hmac
 import re
 import socket
 from collections.abc import Collection, Iterable, Mapping
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -24,6 +22,7 @@ from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import error_body_for
+from app.hosts import WILDCARDS, address_of, is_loopback, name_of
 
 # What a browser allows a page from here: nothing of other servers, and no script that is not this
 # server's. Gradio makes functions of what its configuration says, hence 'unsafe-eval'; the document
@@ -46,7 +45,6 @@ PUBLIC = ("/health", "/v1/health")  # need no key
 
 # As browsers call them. A request that is no ``POST`` may have no ``Origin``.
 OTHER_SITES = ("cross-site", "same-site")
-WILDCARDS = ("0.0.0.0", "::", "")
 
 
 class Names:
@@ -78,7 +76,7 @@ class Names:
         name = name_of(host).rstrip(".")
         if is_loopback(name) or name in self._names or _matches(name, self._allowed):
             return True
-        return self._any_address and _address(name) is not None
+        return self._any_address and address_of(name) is not None
 
     def is_own_origin(self, origin: str, host: str) -> bool:
         """Whether an ``Origin`` header is this page's, requested with the header ``Host: host``."""
@@ -100,28 +98,6 @@ def _pattern(text: str, end: str = "") -> re.Pattern[str]:
 
 def _matches(text: str, patterns: Iterable[re.Pattern[str]]) -> bool:
     return any(pattern.fullmatch(text) for pattern in patterns)
-
-
-def name_of(text: str) -> str:
-    """The host of a URL, an origin or a ``Host`` header, in lower case and without the port; empty
-    if there is none."""
-    try:
-        return urlsplit(text if "://" in text else f"//{text}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None
-
-
-def is_loopback(name: str) -> bool:
-    """Whether a host name or address means the machine that uses it."""
-    address = _address(name.strip("[]"))
-    return name.lower() == "localhost" if address is None else address.is_loopback
 
 
 class Guard:

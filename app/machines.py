@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from app.guard import is_loopback
+from app.hosts import is_loopback
 from batching.errors import ModelError
 from batching.llama import rpc
 from batching.llama.devices import Device, Placement, devices, gpus

@@ -21,11 +21,10 @@ from app.api import anthropic, chat, embeddings, infill, metrics, native, respon
 from app.api.errors import handle_errors
 from app.api.service import Service
 from app.api.switching import HoldModels
-from app.guard import WILDCARDS, Guard, Names, Page
+from app.guard import Guard, Names, Page
+from app.hosts import QUEUE
 
-PORTS = range(7860, 7960)  # tried in turn
 MOST_CONNECTIONS = 1000
-QUEUE = 1024  # connections that the system keeps until they are accepted
 OTHER_FILES = 200  # that the process may have open, beside connections
 SLOW_SECONDS = 60.0  # in which …
 SLOWEST = 1000  # … a request comes, or so many bytes of it a second
@@ -61,37 +60,6 @@ def guard(
         Page(one.path, one.app) if isinstance(one, Mount) else one for one in app.router.routes
     ]
     return Guard(app, Names(host, allowed), keys, page=page)
-
-
-def bind(host: str, port: int | None) -> socket.socket:
-    """A socket that listens on ``host`` and ``port``; None = the first free port of ``PORTS``.
-
-    Raises OSError if there is none.
-    """
-    host = host.strip("[]")
-    family = socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)[0][0]
-    failure: OSError | None = None
-    for wanted in PORTS if port is None else (port,):
-        # asyncio switches off Nagle's algorithm, which holds back an answer for 40 ms, only on
-        # sockets that name their protocol.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, wanted))
-            listening.listen(QUEUE)
-            return listening
-        except OSError as error:
-            listening.close()
-            failure = error
-    raise failure or OSError("no port is free")
-
-
-def address(host: str, listening: socket.socket) -> str:
-    """The URL under which a browser on this machine finds the server."""
-    name = "localhost" if host in WILDCARDS else host
-    if ":" in name and not name.startswith("["):
-        name = f"[{name}]"
-    return f"http://{name}:{listening.getsockname()[1]}/"
 
 
 class Connection(H11Protocol):

@@ -1,4 +1,8 @@
-"""The commands chat and serve: parse the flags, load the model, serve the page and the endpoint."""
+"""The commands chat and serve: parse the flags, load the model, serve the page and the endpoint.
+
+The libraries of the server take seconds to import: that goes on while the engine's process starts
+and loads the model.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +15,23 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.api.log import RequestLog
-from app.api.service import SAMPLING, Service
-from app.api.switching import Models
-from app.guard import is_loopback, name_of
-from app.page import models as page_models
-from app.page.chats import Chats
-from app.page.owners import Owners
-from app.page.routes import add_routes
-from app.server import PORTS, address, bind, endpoint, guard, serve
-from app.store import InUse, StoreError
+from app.hosts import PORTS, address, bind, is_loopback, name_of
 from app.worker.backend import Backend
-from app.worker.messages import Failed, Loaded, Loading
+from app.worker.messages import SAMPLING, Failed, Loaded, Loading
 from app.worker.remote import RemoteBackend
 from batching.errors import InvalidParameter, SpeculationError
 from speculation.methods import METHODS, load_method_file, parse_method
-from speculation.registry.fit import Wanted, context_in_words, in_words
+from speculation.registry.fit import Wanted, context_in_words
 from speculation.registry.model_spec import ModelSpec, add_model_flags, at_least
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
 from speculation.system.console import FAILED, VERSION, drop_output, say
-from speculation.system.files import read_text
+from speculation.system.files import in_words, read_text
 
 PROGRESS_SECONDS = 5.0  # between two lines about a load, if they are not read in a terminal
 
@@ -193,10 +188,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         method_file=flags.method_file,
     )
     url = address(flags.host, listening)
-    chats: Chats | None = None
+    from app.store import InUse, Store, StoreError, default_file
+
+    store: Store | None = None
     if not flags.no_page:
         try:
-            chats = Chats(backend, flags.chats, url)
+            store = Store(flags.chats or default_file(), url)
         except InUse as error:
             listening.close()
             say(f"{error} To start another server, name another file with --chats")
@@ -216,8 +213,18 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
     is_ending = threading.Event()
     loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
     loading.start()
+    close: Callable[[], object] | None = None
     try:
-        _serve(listening, backend, spec, flags, chats)
+        from app.site import serve_site
+
+        close = serve_site(
+            listening,
+            backend,
+            flags,
+            store,
+            method=flags.method or DEFAULT_METHOD,
+            is_one=common_memory(flags) is not None,
+        )
         if flags.no_page:  # the page opens at once, and shows the load or why it failed
             while loading.is_alive():
                 loading.join(0.1)
@@ -240,8 +247,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
         if is_main_thread:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if chats is not None:
-            chats.close()
+        if close is not None:
+            close()
         if not backend.close():
             say("The engine does not respond; exiting anyway")
             os._exit(1)  # else Python waits for the threads that wait for the engine
@@ -257,61 +264,6 @@ def _bound(host: str, port: int | None) -> socket.socket:
             sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
         where = f"{host}, port {port or f'{PORTS[0]} to {PORTS[-1]}'}"
         sys.exit(f"{where}: {error.strerror}; change --port or --host")
-
-
-def _serve(
-    listening: socket.socket,
-    backend: Backend,
-    spec: ModelSpec,
-    flags: argparse.Namespace,
-    chats: Chats | None,
-) -> None:
-    """Start the server, with the page if there are chats."""
-    service = Service(
-        backend,
-        flags.alias,
-        flags.sampling,
-        flags.method or DEFAULT_METHOD,
-        flags.max_tokens,
-        flags.timeout,
-        Models(
-            backend,
-            spec,
-            alias=flags.alias,
-            switches=flags.switch_models,
-            idle_seconds=flags.unload_after,
-        ),
-    )
-    app = endpoint(service)
-    if chats is not None:
-        add_routes(app, chats, Owners(is_one=common_memory(flags) is not None))
-        page_models.add_routes(app, chats, spec)
-        with _without_proxies():
-            from app.page.ui import build, mount  # Gradio takes seconds to import
-
-            mount(app, build(backend, flags.method))
-    guarded = guard(
-        app,
-        flags.host,
-        flags.allow_host or (),
-        flags.api_key,
-        page=not flags.no_page,
-    )
-    serve(RequestLog(guarded), listening)
-
-
-@contextmanager
-def _without_proxies() -> Iterator[None]:
-    """Gradio makes clients of the network when it is imported, which fails with a SOCKS proxy. The
-    page asks nobody."""
-    before = os.environ.get("no_proxy")
-    os.environ["no_proxy"] = "*"
-    try:
-        yield
-    finally:
-        del os.environ["no_proxy"]
-        if before is not None:
-            os.environ["no_proxy"] = before
 
 
 def _load(
@@ -342,4 +294,4 @@ def _progress(now: Loading) -> str:
     share = f"{100 * now.done // now.total}%" if now.total else ""
     if now.stage == "download":
         return f"Downloading {now.model}: {share} of {in_words(now.total)}"
-    return f"Loading {now.model}: {share}"
+    return f"Starting {now.model}" if share == "100%" else f"Loading {now.model}: {share}"

@@ -183,6 +183,8 @@ class _NativeReply(Reply[Completion]):
     is_list: bool
 
     def take(self, number: int, event: Event, gathered: Gathered) -> Iterator[Chunk]:
+        if not self.asked.stream:  # a whole answer is made of what is gathered
+            return
         timed = self.times(gathered)
         if self.asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}

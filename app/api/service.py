@@ -20,6 +20,7 @@ from app.api.requests import LONGEST_STOP, MOST_BIASES, Chat, Completion, Sampli
 from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import (
+    SAMPLING,
     Answer,
     ChatRequest,
     Failed,
@@ -31,8 +32,6 @@ from app.worker.messages import (
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 MOST_PROMPTS = 512
-# llama-server's, so that its clients get the same texts.
-SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 @dataclass

@@ -29,6 +29,7 @@ from app.page.turns import reply_fields, turn_json, while_shown
 from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
+from speculation.registry.entries import title_of
 
 Json = dict[str, Any]
 Branch = Sequence[tuple[Turn, Sequence[int]]]  # turns with their siblings
@@ -57,17 +58,11 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        file: str | Path | None = None,
-        address: str = "",
-        mcp: Path | None = None,
-    ) -> None:
-        """``file`` keeps the chats, ``mcp`` names the servers of tools; None: the user's.
-        ``address`` is the page's. Raises StoreError if the file cannot be opened, and InUse."""
+    def __init__(self, backend: Backend, store: Store, mcp: Path | None = None) -> None:
+        """``store`` keeps the chats, and is closed with them; ``mcp`` names the servers of tools;
+        None: the user's."""
         self.backend = backend
-        self.kept = Store(file or default_file(), address)
+        self.kept = store
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
@@ -342,7 +337,7 @@ class Chats:
             reply.reads_from = prompt.first_read(left_out.n_turns)
             model = self.backend.status().model
             if model is not None:
-                reply.model = Path(model.spec.model).name
+                reply.model = title_of(model.spec.model)
                 reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Request, Response
@@ -17,6 +18,8 @@ from pydantic import BaseModel, Field
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.page.chats import Chats
+from app.page.owners import is_trusted
+from app.page.places import Places, browse
 from app.page.routes import Owner, as_json, owner_of, require_trusted
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
@@ -24,20 +27,19 @@ from batching.gguf.splits import part_names
 from batching.llama.hardware import available_memory
 from speculation.registry import PAIRED, ModelEntry, RegistryError, is_local
 from speculation.registry.describe import Shape, describe
-from speculation.registry.entries import HubFile, PackageFile, parse_hub
+from speculation.registry.entries import HubFile, PackageFile, parse_hub, title_of
 from speculation.registry.fit import (
     PROCESS,
     Memory,
     Smaller,
     Wanted,
     fit,
-    in_words,
     need,
     own_context,
 )
+from speculation.registry.found import is_model_name
 from speculation.registry.hub import Partial, gguf_files
 from speculation.registry.local import (
-    COMPANIONS,
     delete,
     entry_of,
     files_in_cache,
@@ -47,7 +49,9 @@ from speculation.registry.local import (
     models_in_part,
     parts_left,
 )
+from speculation.system.files import in_words
 
+MOST_SHARE = 0.6  # of a model's bytes that its draft model may have: larger ones cost too much
 LOAD = "page/load"  # as a request; a new load stops the one before it
 _REPO = re.compile(r"(?:hf:|https?://[^/]+/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(/.*)?")
 Json = dict[str, Any]
@@ -64,21 +68,30 @@ class Load(BaseModel):
     n_ctx: Annotated[int, NCtx] = 0
     kv_type: KvType | None = None
     exact: bool | None = None
+    n_threads: Annotated[int, Field(ge=1, lt=2**15)] | None = None
+    n_gpu_layers: Annotated[int, NCtx] | None = None
 
 
-def _asked(n_ctx: Annotated[int, NCtx] = 0, kv_type: KvType = "f16") -> Wanted:
-    return Wanted(n_ctx, kv_type)
+def _asked(
+    n_ctx: Annotated[int, NCtx] = 0,
+    kv_type: KvType = "f16",
+    n_gpu_layers: Annotated[int, NCtx] | None = None,
+) -> Wanted:
+    return Wanted(n_ctx, kv_type, n_gpu_layers)
 
 
 Asked = Annotated[Wanted, Depends(_asked)]
 
 
 class _View(NamedTuple):
-    """What models are looked at with: a load's settings, free memory, and interrupted downloads."""
+    """What models are looked at with: a load's settings, free memory, interrupted downloads, what
+    was loaded by path, and the files of all models, the smallest first, with their sizes."""
 
     wanted: Wanted
     memory: Memory
     left: Mapping[HubFile, Partial]
+    recent: Collection[str] = ()
+    here: Mapping[str, tuple[Path, int]] = MappingProxyType({})
 
 
 class ModelList:
@@ -88,15 +101,19 @@ class ModelList:
         """``spec`` is how the server was started; loads keep what they do not say."""
         self._backend, self._speeds = chats.backend, chats.speeds
         self._spec = spec
+        self.places = Places(Path(chats.kept.database.path).with_suffix(".models.json"))
 
     # Reading
 
-    def entries(self) -> dict[str, ModelEntry]:
-        """All models that can be loaded by name, and the loaded one by the name it was given."""
+    def entries(self, *, trusted: bool = False) -> dict[str, ModelEntry]:
+        """All models that can be loaded by name, and the loaded one by the name it was given; for
+        those who are ``trusted``, also those that are elsewhere on this machine."""
         try:
             found = known_models() | models_in_part()
         except RegistryError as error:
             raise ApiError(str(error), 500) from error
+        if trusted:
+            found = self.places.entries() | found
         status = self._backend.status()
         if status.model is not None and (name := status.model.spec.model) not in found:
             file = Path(status.facts.path).resolve()
@@ -107,7 +124,7 @@ class ModelList:
 
     def entry(self, name: str) -> ModelEntry:
         """Raises ApiError (404) for a name that is no model's."""
-        found = self.entries().get(name)
+        found = self.entries(trusted=True).get(name)
         if found is None:
             try:
                 found = hub_entry(parse_hub(name))
@@ -115,12 +132,54 @@ class ModelList:
                 raise ApiError(f"there is no model {name!r:.200}", 404, param="name") from None
         return found
 
-    def as_json(self, asked: Wanted) -> Json:
+    def look(self, on_news: Callable[[], object]) -> None:
+        """Search for models in a thread, also beside the loaded one."""
+        loaded = self._backend.status().facts.path
+        self.places.look(self._local, [Path(loaded).parent] if loaded else [], on_news)
+
+    def _local(self) -> list[ModelEntry]:
+        """All but what was found by a search."""
+        recent, places = self.places.kept().recent, self.places.entries()
+        return [*self.entries().values(), *(places[name] for name in recent if name in places)]
+
+    def as_json(self, asked: Wanted, *, trusted: bool) -> Json:
         model, view = self._backend.status().model, self._view(asked)
+        entries = self.entries(trusted=trusted)
+        view = view._replace(recent=self.places.kept().recent, here=_here(entries))
         return {
-            "models": [self._model(one, view) for one in self.entries().values()],
+            "models": [self._model(one, view) for one in entries.values()],
             "computed_by": model.computed_by if model is not None else "",
+            "folders": self.places.kept().folders if trusted else [],
+            "can_browse": trusted,
         }
+
+    def drafts(self, path: Path, here: Mapping[str, tuple[Path, int]]) -> list[str]:
+        """The smaller models that can draft for that of a file: those beside it first, of these
+        the smallest."""
+        known, (_, size) = self.places.vocabularies, (path, path.stat().st_size)
+        own = known.get(path)
+        found = [
+            name
+            for name, (other, n_bytes) in here.items()
+            if n_bytes <= MOST_SHARE * size
+            and other in known
+            and own is not None
+            and own.is_same(known[other])
+        ]
+        return sorted(found, key=lambda name: here[name][0].parent != path.parent)
+
+    def offer(self, *, trusted: bool) -> Json:
+        """The draft model that fits the loaded model, if it has none; else nothing."""
+        status = self._backend.status()
+        model = status.model
+        if model is None or model.spec.draft_model or not model.can_draft or not status.facts.path:
+            return {}
+        here = _here(self.entries(trusted=trusted))
+        try:
+            found = self.drafts(Path(status.facts.path), here)
+        except OSError:
+            return {}
+        return {"name": found[0], "title": title_of(found[0])} if found else {}
 
     def hub(self, text: str, asked: Wanted) -> Json:
         """The GGUF files of a repository on the hub."""
@@ -139,7 +198,7 @@ class ModelList:
         sizes = {
             name: sum(files.get(part, 0) for part in part_names(name))
             for name in files
-            if name == part_names(name)[0] and not any(word in name for word in COMPANIONS)
+            if is_model_name(name)
         }
         view = self._view(asked)
         smaller = [Smaller(f"hf:{repo}/{name}", size) for name, size in sizes.items() if size]
@@ -151,14 +210,17 @@ class ModelList:
 
     def _view(self, asked: Wanted) -> _View:
         spec = self._spec
-        wanted = asked._replace(n_gpu_layers=spec.n_gpu_layers, n_cpu_moe=spec.n_cpu_moe)
+        n = spec.n_gpu_layers if asked.n_gpu_layers is None else asked.n_gpu_layers
+        wanted = asked._replace(n_gpu_layers=n, n_cpu_moe=spec.n_cpu_moe)
         return _View(wanted, self._memory(), parts_left())
 
     def _model(self, entry: ModelEntry, view: _View, smaller: Sequence[Smaller] = ()) -> Json:
         path, trouble, shape = None, "", Shape(entry.n_bytes)
+        drafts: list[str] = []
         try:
             path = model_path(entry)
-            shape = shape if path is None else describe(path)
+            if path is not None:
+                shape, drafts = describe(path), self.drafts(path, view.here)
         except (SpeculationError, OSError) as error:
             trouble = str(error)
         source = entry.source
@@ -172,13 +234,16 @@ class ModelList:
         own = view.wanted._replace(n_ctx=n_ctx)
         return {
             "name": entry.name,
-            "title": Path(entry.name).name,
+            "title": title_of(entry.name),
+            "facts": str(shape),
             "description": entry.description,
             "repo": source.repo if isinstance(source, HubFile) else "",
             "is_here": is_here,
             "is_loaded": is_loaded,
             "trouble": trouble or ("" if is_here else _hint(entry)),
             "draft": entry.draft,
+            "drafts": drafts,
+            "is_recent": entry.name in view.recent,
             "heads": entry.heads,
             "shape": asdict(shape),
             "fit": asdict(fit(shape, view.wanted, view.memory, smaller)) if shape.n_bytes else None,
@@ -206,7 +271,7 @@ class ModelList:
 
     def are_here(self, asked: Load) -> bool:
         """Whether a load takes only models of the list that are on this machine."""
-        known = self.entries()
+        known = self.entries()  # not those that only the trusted see
         names = {_typed(one) for one in (asked.model, asked.draft_model or "", *asked.heads)}
         return all(name in known and is_local(known[name]) for name in names - {"", PAIRED})
 
@@ -214,6 +279,8 @@ class ModelList:
         """Begin to load, with a download if that is needed. It goes on whether or not a page shows
         it, and the loaded model with it until the new one's files are here."""
         model = _typed(asked.model)
+        if model not in self.entries(trusted=True):
+            self.places.change("recent", model)
         wanted = replace(
             self._spec,
             model=model,
@@ -222,6 +289,10 @@ class ModelList:
             n_ctx=asked.n_ctx,
             kv_type=asked.kv_type or self._spec.kv_type,
             exact=self._spec.exact if asked.exact is None else asked.exact,
+            n_threads=asked.n_threads or self._spec.n_threads,
+            n_gpu_layers=(
+                self._spec.n_gpu_layers if asked.n_gpu_layers is None else asked.n_gpu_layers
+            ),
             chat_template=self._spec.chat_template if model == self._spec.model else None,
         )
         self.cancel()
@@ -261,9 +332,37 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         dependencies=[Depends(owner_of)],
     )
 
+    def look() -> None:
+        loop = asyncio.get_running_loop()
+        models.look(lambda: loop.call_soon_threadsafe(tell))
+
+    def tell() -> None:
+        chats.feed.publish(None, "models", {"changed": True})
+
     @router.get("")
-    async def list_models(wanted: Asked) -> Response:
-        return as_json(await asyncio.to_thread(models.as_json, wanted))
+    async def list_models(http: Request, owner: Owner, wanted: Asked) -> Response:
+        look()
+        trusted = is_trusted(http, owner)
+        return as_json(await asyncio.to_thread(models.as_json, wanted, trusted=trusted))
+
+    @router.get("/draft")
+    async def offer_draft(http: Request, owner: Owner) -> Response:
+        look()
+        return as_json(await asyncio.to_thread(models.offer, trusted=is_trusted(http, owner)))
+
+    @router.get("/browse", dependencies=[Depends(require_trusted)])
+    async def list_folder(folder: str = "") -> Response:
+        return as_json(await asyncio.to_thread(browse, folder))
+
+    @router.post("/kept", dependencies=[Depends(require_trusted)])
+    async def keep(
+        kind: Annotated[Literal["recent", "folders"], Body()],
+        value: Annotated[str, Body(min_length=1, max_length=4096)],
+        keeps: Annotated[bool, Body()] = True,
+    ) -> Response:
+        await asyncio.to_thread(models.places.change, kind, value, keeps=keeps)
+        tell()
+        return as_json({})
 
     @router.get("/hub", dependencies=[Depends(require_trusted)])
     async def list_hub(repo: str, wanted: Asked) -> Response:
@@ -292,10 +391,20 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
                 403,
             )
         freed = await asyncio.to_thread(models.delete, name)
-        chats.feed.publish(None, "models", {"changed": True})
+        tell()
         return as_json({"freed": freed})
 
     app.include_router(router)
+
+
+def _here(entries: Mapping[str, ModelEntry]) -> dict[str, tuple[Path, int]]:
+    """The files of the models that are on this machine, the smallest first, and their sizes."""
+    found = {}
+    for name, entry in entries.items():
+        with suppress(SpeculationError, OSError):
+            if path := model_path(entry):
+                found[name] = path, path.stat().st_size
+    return dict(sorted(found.items(), key=lambda one: one[1][1]))
 
 
 def _file(entry: ModelEntry) -> Path | None:

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from app.api.errors import ApiError
 from app.api.service import memory_of
-from app.guard import is_loopback
+from app.hosts import is_loopback
 
 COOKIE = "speculation"
 STRANGER = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import BytesIO
 
-from pypdf import PdfReader
-
 MOST_TEXT = 1_000_000  # characters
 MOST_PAGES = 2000
 
 
 def text_of_pdf(data: bytes) -> Iterator[str]:
     """The text of a PDF, page by page. Raises ValueError; pypdf raises almost anything."""
+    from pypdf import PdfReader  # takes long, and most servers never need it
+
     n_characters = 0
     pages = PdfReader(BytesIO(data)).pages
     if len(pages) > MOST_PAGES:

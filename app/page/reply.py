@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal
 
@@ -30,6 +29,7 @@ from app.worker.messages import (
 )
 from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.reply_parser import CallArguments, CallStart, Delta, ReplyParser
+from speculation.registry.entries import title_of
 
 log = logging.getLogger(__name__)
 _CUT_SHORT = ("cancelled", "length", "context")
@@ -192,7 +192,7 @@ class Reply(Kept):
             self.notice, self.done = "", replace(event, prompt="")
             self._end_calls()
             if event.model is not None:
-                self.model = Path(event.model.spec.model).name
+                self.model = title_of(event.model.spec.model)
                 self.n_ctx = self.n_ctx if self.n_left_out else event.model.n_ctx
             self._thinks_since = None
         elif isinstance(event, Failed):

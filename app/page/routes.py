@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -38,7 +39,10 @@ from app.page.tools import Answer
 from app.page.turns import while_shown
 from app.store import NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
+from batching.errors import SpeculationError
 from speculation.registry import RegistryError, read_registry
+from speculation.registry.describe import describe
+from speculation.registry.entries import title_of
 
 PING_SECONDS = 15.0
 IMPORTED = 20  # chats, after which the progress is told
@@ -462,10 +466,12 @@ async def _files(
 
 
 def status_json(status: Status, model: Json | None) -> Json:
+    loading = status.loading
     return {
         "model": model,
-        "loading": asdict(status.loading) if status.loading is not None else None,
+        "loading": loading and {**asdict(loading), "title": title_of(loading.model)},
         "error": status.error,
+        "failed": status.failed,
         "is_down": status.is_down,
     }
 
@@ -493,5 +499,15 @@ def model_json(status: Status) -> Json | None:
         method: {"setting": setting, "offer": offer(method, setting)}
         for method, setting in status.facts.missing.items()
     }
-    name = re.split(r"[/\\]", model.spec.model)[-1]
-    return {**asdict(model), "name": name, "missing": missing}
+    facts = ""
+    with suppress(SpeculationError, OSError, ValueError):  # ValueError: the path is empty
+        facts = str(describe(Path(status.facts.path)))
+    return {
+        **asdict(model),
+        "name": title_of(model.spec.model),
+        "facts": facts,
+        "about": entry.description if entry is not None else "",
+        "n_threads": status.facts.n_threads,
+        "gpu_layers": status.facts.gpu_layers,
+        "missing": missing,
+    }

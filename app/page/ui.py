@@ -46,8 +46,9 @@ document.dispatchEvent(new Event("part"));
 """
 
 
-def build(backend: Backend, method: str | None = None) -> gr.Blocks:
-    """Build the page. Without ``method``, it starts with the one last used in the browser."""
+def build(backend: Backend, method: str | None = None, model: str = "") -> gr.Blocks:
+    """Build the page. Without ``method``, it starts with the one last used in the browser.
+    ``model`` is what the server is started with."""
 
     def fields(shown: str) -> None:
         settings_fields(json.loads(shown), backend.methods(), backend.status().facts.sampling)
@@ -65,7 +66,8 @@ def build(backend: Backend, method: str | None = None) -> gr.Blocks:
                 render = gr.render([shown], [shown.change], queue=False, show_progress="hidden")
                 render(fields)
 
-        given = f"document.documentElement.dataset.method = {json.dumps(method or '')};"
+        data = json.dumps({"method": method or "", "model": model})
+        given = f"Object.assign(document.documentElement.dataset, {data});"
         gr.HTML(
             _text("main.html"), js_on_load=given + READY, apply_default_css=False, elem_id="main"
         )

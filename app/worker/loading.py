@@ -144,9 +144,10 @@ class ModelSlot:
         model: LoadedModel | None = None,
         loading: Loading | None = None,
         error: str | None = None,
+        failed: str = "",
     ) -> None:
         facts = ModelFacts() if model is None else self._facts
-        self.status = Status(model, loading, error, facts)
+        self.status = Status(model, loading, error, facts, failed=failed)
         self._on_status(self.status)
 
     def load(self, job: Job, spec: ModelSpec) -> Event:
@@ -169,12 +170,12 @@ class ModelSlot:
                 self._publish(loaded)
                 return Loaded(loaded)
         except GivenUp:
-            self._publish(self.status.model, error=self.status.error)
+            self._publish(self.status.model, error=self.status.error, failed=self.status.failed)
             raise
         except Exception as error:
             failed = failure(error)
             failed = replace(failed, message=failed.message + restored)
-            self._publish(self.status.model, error=failed.message)
+            self._publish(self.status.model, error=failed.message, failed=spec.model)
             return failed
 
     def _checked(self, job: Job, spec: ModelSpec) -> ContextParams:
@@ -358,6 +359,8 @@ def facts_of(engine: Engine, devices: tuple[tuple[str, int], ...] = ()) -> Model
         engine.embedding_model,
         {name: _missing(error) for name, error in engine.unavailable().items()},
         devices,
+        engine.context.n_threads,
+        (model.n_layer - model.n_host_layers, model.n_layer),
     )
 
 

@@ -13,6 +13,9 @@ from speculation.chat.tool_format import GENERIC, ToolFormat
 from speculation.registry.model_spec import ModelSpec as ModelSpec
 from speculation.settings import DEFAULT_METHOD
 
+# llama-server's, so that its clients get the same texts.
+SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -51,6 +54,8 @@ class ModelFacts:
              ``draft_model`` or ``heads``, other ``parameters``, or another ``model``
     sampling  the sampling that the model's authors recommend, as fields of ``SamplingParams``
     devices  the GPUs that the model may use, with their free bytes when no model was loaded
+    n_threads  that decode
+    gpu_layers  how many layers are on GPUs, and how many there are
     """
 
     parallel: int = 1
@@ -69,6 +74,8 @@ class ModelFacts:
     embedding_model: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[tuple[str, int], ...] = ()
+    n_threads: int = 0
+    gpu_layers: tuple[int, int] = (0, 0)
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -76,6 +83,7 @@ class ModelFacts:
 class Status:
     """The loaded model, a load's progress, and why the last load failed.
 
+    failed   the model of that load; empty if the error is another one
     is_down  the engine's process has ended, and the model is on its way back
     """
 
@@ -84,6 +92,7 @@ class Status:
     error: str | None = None
     facts: ModelFacts = ModelFacts()
     is_down: bool = False
+    failed: str = ""
 
 
 @dataclass(frozen=True)

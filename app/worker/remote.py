@@ -379,7 +379,8 @@ class RemoteBackend(Backend):
         if spec is not None:
             when = f"in {self._pause:g} s" if self._pause else "now"
             message = f"{message} {spec.model} is loaded again {when}."
-        self._status = Status(worked, error=message, is_down=worked is not None)
+        failed = wanted.model if wanted is not None else ""
+        self._status = Status(worked, error=message, is_down=worked is not None, failed=failed)
         self._restart_later()
         return message
 

@@ -12,8 +12,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from batching.gguf.splits import part_names
 from speculation.registry.entries import (
     HubFile,
@@ -24,7 +22,8 @@ from speculation.registry.entries import (
     parse_hub,
     read_registry,
 )
-from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch
+from speculation.registry.found import OLLAMA, ollama_file
+from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch, terminal_bar
 from speculation.registry.packages import installed_file, is_converted, package_file
 
 __all__ = [
@@ -73,9 +72,10 @@ def resolve(
     name_or_path: str | os.PathLike[str],
     *,
     registry: Mapping[str, ModelEntry] | None = None,
-    bar: BarMaker = tqdm,
+    bar: BarMaker = terminal_bar,
 ) -> Path:
-    """The local GGUF file for a path, a name in models.txt or an ``hf:`` source.
+    """The local GGUF file for a path, a name in models.txt, an ``hf:`` source or an ``ollama:``
+    model.
 
     Downloads a file from the hub once; later calls need no network. For a file in a package,
     returns the converted file if there is one. A model split into several files can be named by any
@@ -90,6 +90,8 @@ def resolve(
         return _first_part(path)
     if text.startswith("hf:"):
         return _fetch_all(parse_hub(text), bar)
+    if text.startswith(OLLAMA):
+        return ollama_file(text)
     entries = read_registry() if registry is None else registry
     entry = entries.get(text)
     if entry is None:

@@ -10,6 +10,7 @@ from batching.gguf.reader import GGUFFile
 from batching.gguf.splits import part_names
 from batching.llama.devices import kv_values, layer_bytes, per_layer
 from batching.llama.quantize import file_type_name
+from speculation.system.files import in_words
 
 _TEMPLATE = "tokenizer.chat_template"
 
@@ -38,6 +39,12 @@ class Shape:
     has_template: bool = False
     expert_bytes: int = 0
 
+    def __str__(self) -> str:
+        """``1.1 GB · 1.5B · Q4_K_M · 32,768 tokens``."""
+        size = in_words(self.n_bytes) if self.n_bytes else ""
+        context = f"{self.n_ctx_train:,} tokens" if self.n_ctx_train else ""
+        return " · ".join(filter(None, [size, self.size_label, self.file_type, context]))
+
 
 def describe(path: Path) -> Shape:
     """The shape of a model; of one in several files, ``path`` is the first.
@@ -49,7 +56,7 @@ def describe(path: Path) -> Shape:
     return _read(files, sum(one.st_size for one in stats), max(one.st_mtime_ns for one in stats))
 
 
-@lru_cache(256)
+@lru_cache(512)
 def _read(files: tuple[Path, ...], n_bytes: int, _modified: int) -> Shape:
     parts = [GGUFFile(file) for file in files]
     gguf = parts[0]

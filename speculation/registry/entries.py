@@ -92,6 +92,11 @@ class ModelEntry:
     sampling: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
+def title_of(name: str) -> str:
+    """What a model is called, by its name or path: without folders and ``.gguf``."""
+    return re.split(r"[/\\]", name)[-1].removesuffix(".gguf").removeprefix("ollama:")
+
+
 def parse_hub(source: str) -> HubFile:
     """Parse ``hf:owner/repository/folder/file.gguf@revision``. Raises RegistryError."""
     match = _HUB.fullmatch(source)

@@ -15,13 +15,14 @@ from typing import NamedTuple
 from batching.llama.context_params import ContextParams
 from batching.llama.devices import KV_BYTES
 from speculation.registry.describe import Shape
+from speculation.system.files import in_words
 
 USUAL_CTX = 8192  # for which a GPU gets as many layers as fit; all of a model's layers matter more
 _STEP = 1024  # in which a context is made smaller
 LEAST_CTX = 1024  # below, no chat is worth suggesting
 _N_BATCH = ContextParams.n_batch
 PROCESS = 90 * 2**20  # Python and its libraries
-_MIB, _GIB = 2**20, 2**30
+_GIB = 2**30
 
 
 class Wanted(NamedTuple):
@@ -234,8 +235,3 @@ def _contexts(n_ctx: int) -> list[int]:
     """Powers of two below ``n_ctx``, the largest first."""
     powers = [LEAST_CTX << bits for bits in range(20)]
     return [n for n in reversed(powers) if n < n_ctx]
-
-
-def in_words(n_bytes: int) -> str:
-    """``1.2 GiB`` or ``340 MiB``."""
-    return f"{n_bytes / _GIB:.1f} GiB" if n_bytes >= _GIB else f"{n_bytes / _MIB:.0f} MiB"

@@ -21,37 +21,19 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import quote, unquote
 
-from filelock import FileLock, Timeout
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_hf_file_metadata,
-    get_session,
-    get_token,
-    hf_hub_download,
-    hf_hub_url,
-    hf_raise_for_status,
-    try_to_load_from_cache,
-)
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from tqdm import tqdm
+import huggingface_hub as hf  # imports its parts when they are used, which takes long
+from huggingface_hub import constants
 
 from batching.errors import SpeculationError
 from batching.watched import checkpoint
 from speculation.registry.entries import HubFile, RegistryError, parse_hub
-from speculation.system.files import sha256
+from speculation.system.files import in_words, sha256
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _RETRIES = 5  # in a row, without a further byte
 _LIST_SECONDS = 20.0  # for the list of a repository's files
@@ -89,17 +71,26 @@ class Bar(Protocol):
 BarMaker = Callable[..., Bar]
 
 
-def fetch(wanted: HubFile, bar: BarMaker = tqdm) -> Path:
+def terminal_bar(**given: Any) -> Any:
+    """tqdm's bar, which shows only in a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(**given)
+
+
+def fetch(wanted: HubFile, bar: BarMaker = terminal_bar) -> Path:
     """The path of ``wanted`` in the hub's cache; downloads and verifies it if it is missing.
 
     ``bar`` is as in ``resolve``. Raises DownloadFailed.
     """
+    from huggingface_hub.errors import HFValidationError
+
     repo, path, revision = wanted.repo, wanted.path, wanted.revision
     try:
         if path_in_cache := cached(wanted):
             return path_in_cache
         with _lost_connections():
-            found = get_hf_file_metadata(hf_hub_url(repo, path, revision=revision))
+            found = hf.get_hf_file_metadata(hf.hf_hub_url(repo, path, revision=revision))
         if found.size is None or not re.fullmatch("[0-9a-f]{64}", found.etag or ""):
             raise DownloadFailed(
                 f"{constants.ENDPOINT} gives no SHA-256 for {repo}/{path} (etag {found.etag!r}), "
@@ -110,7 +101,7 @@ def fetch(wanted: HubFile, bar: BarMaker = tqdm) -> Path:
         blob = Path(constants.HF_HUB_CACHE, folder, "blobs", str(found.etag))
         blob.parent.mkdir(parents=True, exist_ok=True)
         # Pinned to the commit, in case of a push in the meantime.
-        url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
+        url = hf.hf_hub_url(repo, path, revision=found.commit_hash or revision)
         with _lock(blob):
             if not blob.exists():
                 made = bar(
@@ -123,7 +114,7 @@ def fetch(wanted: HubFile, bar: BarMaker = tqdm) -> Path:
                 with closing(made):
                     _download(wanted, url, found.size, blob, made)
         # Finds the blob, links it and records the commit.
-        linked = Path(hf_hub_download(repo, path, revision=revision))
+        linked = Path(hf.hf_hub_download(repo, path, revision=revision))
         if not linked.is_symlink():  # a copy: Windows has no links without developer mode
             blob.unlink()
     except (OSError, HFValidationError, NotImplementedError) as error:
@@ -136,9 +127,11 @@ def gguf_files(repo: str) -> dict[str, int]:
 
     Raises DownloadFailed.
     """
+    from huggingface_hub.errors import HFValidationError
+
     try:
         with _lost_connections():
-            api = HfApi(constants.ENDPOINT)
+            api = hf.HfApi(constants.ENDPOINT)
             info = api.model_info(repo, files_metadata=True, timeout=_LIST_SECONDS)
     except (OSError, HFValidationError) as error:
         raise DownloadFailed(_explain(HubFile(repo, ""), error)) from error
@@ -148,7 +141,7 @@ def gguf_files(repo: str) -> dict[str, int]:
 
 def cached(wanted: HubFile) -> Path | None:
     """The path of ``wanted`` in the hub's cache, or None."""
-    found = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.revision)
+    found = hf.try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.revision)
     return Path(found) if isinstance(found, str) else None
 
 
@@ -167,6 +160,8 @@ def partials() -> list[Partial]:
 
 def discard(partial: Partial) -> None:
     """Delete a partial file. Raises OSError, also if it is being downloaded."""
+    from filelock import Timeout
+
     try:
         with _lock(partial.path.with_name(partial.path.name.partition(".")[0]), _LOCK_SECONDS):
             partial.path.unlink(missing_ok=True)
@@ -183,6 +178,8 @@ def page_url(wanted: HubFile) -> str:
 
 def _lock(blob: Path, timeout: float = -1) -> FileLock:
     """Two processes must not write one partial file. Raises Timeout after so many seconds."""
+    from filelock import FileLock
+
     repo = blob.parents[1]
     lock = repo.with_name(".locks") / repo.name / f"{blob.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +196,7 @@ def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> Non
             received = file.seek(0)
         free = shutil.disk_usage(blob.parent).free
         if free < size - received:
-            needs, has = (tqdm.format_sizeof(n, "B") for n in (size - received, free))
+            needs, has = (in_words(n) for n in (size - received, free))
             raise OSError(errno.ENOSPC, f"{needs} are needed, {has} are free", str(blob.parent))
         bar.update(received)
         _receive(url, file, size, bar)
@@ -216,6 +213,8 @@ def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> Non
 
 def _receive(url: str, file: BinaryIO, size: int, bar: Bar) -> None:
     """Append to ``file`` until it has ``size`` bytes. A lost connection is made again."""
+    from huggingface_hub.errors import HfHubHTTPError
+
     failures = 0
     while (before := file.tell()) < size:
         time.sleep(1 if failures else 0)
@@ -240,16 +239,16 @@ def _chunks(url: str, start: int) -> Generator[bytes, None, None]:
     headers = {"Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    if not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and (token := get_token()):
+    if not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and (token := hf.get_token()):
         headers["Authorization"] = f"Bearer {token}"  # not sent to another host after a redirect
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with (
         _lost_connections(),
-        get_session().stream(
+        hf.get_session().stream(
             "GET", url, headers=headers, timeout=timeout, follow_redirects=True
         ) as response,
     ):
-        hf_raise_for_status(response)
+        hf.hf_raise_for_status(response)
         n_known = 0 if response.status_code == 206 else start  # some servers send whole files only
         for chunk in response.iter_bytes():
             yield chunk[n_known:]
@@ -266,6 +265,8 @@ def _lost_connections() -> Iterator[None]:
 
     They cannot be named here: it is httpx for huggingface_hub 1 and httpx2 for 2.
     """
+    from huggingface_hub.errors import HFValidationError
+
     try:
         yield
     except (OSError, HFValidationError):  # of huggingface_hub and the system
@@ -276,6 +277,17 @@ def _lost_connections() -> Iterator[None]:
 
 def _explain(wanted: HubFile, error: Exception) -> str:
     """The error message for the user: what went wrong with ``wanted``, and what to do."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     file = f"{wanted.repo}/{wanted.path}" if wanted.path else f"the list of {wanted.repo}'s files"
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     token = f"a token from {endpoint}/settings/tokens in HF_TOKEN (or run: hf auth login)"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from batching.gguf.splits import part_names
 from speculation.registry import (
     ModelEntry,
     ModelNotFound,
@@ -20,11 +19,10 @@ from speculation.registry import (
     resolve,
 )
 from speculation.registry.entries import HubFile, PackageFile, parse_hub
+from speculation.registry.found import OLLAMA, is_model_name, ollama_file
 from speculation.registry.hub import Partial, cached, discard, partials
 from speculation.registry.packages import converted_file
 from speculation.system.cache_folder import cache_folder
-
-COMPANIONS = ("mmproj", "imatrix")  # in the names of files that are no models
 
 
 def known_models() -> dict[str, ModelEntry]:
@@ -66,19 +64,20 @@ def _in_cache(folder: Path) -> Iterator[HubFile]:
     for path in sorted(folder.glob("models--*/snapshots/*/**/*.gguf")):
         repository, _, _, *names = path.relative_to(folder).parts
         owner, _, name = repository.removeprefix("models--").partition("--")
-        is_model = not any(word in path.name for word in COMPANIONS)
-        if name and is_model and path.name == part_names(path.name)[0]:
+        if name and is_model_name(path.name):
             yield HubFile(f"{owner}/{name}", "/".join(names))
 
 
 def entry_of(name: str) -> ModelEntry:
-    """The entry of a name in models.txt, of a file of the hub, or of a path.
+    """The entry of a name in models.txt, of a file of the hub, of Ollama, or of a path.
 
-    Raises RegistryError.
+    Raises RegistryError and ModelNotFound.
     """
     if found := read_registry().get(name):
         return found
-    return ModelEntry(name, parse_hub(name) if name.startswith("hf:") else Path(name), None, "")
+    if name.startswith("hf:"):
+        return hub_entry(parse_hub(name))
+    return ModelEntry(name, ollama_file(name) if name.startswith(OLLAMA) else Path(name), None, "")
 
 
 def model_path(entry: ModelEntry) -> Path | None:

@@ -1,4 +1,4 @@
-"""Checks of input and output files: writable, distinct from the inputs, UTF-8; and a digest."""
+"""Checks of input and output files: writable, distinct, UTF-8; their digests and sizes."""
 
 from __future__ import annotations
 
@@ -74,3 +74,11 @@ def sha256(file: Path) -> str:
 def digest(file: Path) -> str:
     """The first 16 hex digits of the file's SHA-256."""
     return sha256(file)[:16]
+
+
+def in_words(n_bytes: int) -> str:
+    """A size as the Hub and the page's ``inSize`` write it: ``1.2 GB``, ``340 MB``."""
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= 0.9995 * one:
+            return f"{n_bytes / one:.{1 if one >= 1e6 and n_bytes < 100 * one else 0}f} {unit}"
+    return f"{n_bytes} B"

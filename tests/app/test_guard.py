@@ -23,7 +23,8 @@ from starlette.types import Receive, Scope, Send
 from app import server
 from app.api.service import Service
 from app.guard import LARGEST_BODY, POLICY, Guard, Names
-from app.server import bind, endpoint, serve
+from app.hosts import bind
+from app.server import endpoint, serve
 from tests.app.browser.chat import served
 from tests.support.fake_backend import FakeBackend
 

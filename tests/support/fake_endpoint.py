@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app import server
+from app import hosts, server
 from app.api.service import Service
 from app.worker.messages import Done, Opening, Prefill, Tokens
 from tests.support.fake_backend import MODEL, FakeBackend
@@ -10,10 +10,10 @@ from tests.support.fake_backend import MODEL, FakeBackend
 
 def served(backend: FakeBackend) -> str:
     """Serve ``backend`` until the tests end; returns the address."""
-    listening = server.bind("127.0.0.1", None)
+    listening = hosts.bind("127.0.0.1", None)
     app = server.endpoint(Service(backend, alias="tiny"))
     server.serve(server.guard(app, "127.0.0.1"), listening)
-    return server.address("127.0.0.1", listening)
+    return hosts.address("127.0.0.1", listening)
 
 
 THOUGHT = (

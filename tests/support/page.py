@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from app import server
+from app import hosts, server
 from app.api import chat
 from app.api.errors import handle_errors
 from app.api.log import RequestLog
@@ -22,6 +22,7 @@ from app.page import models
 from app.page.chats import Chats
 from app.page.owners import Owners
 from app.page.routes import add_routes
+from app.store import Store
 from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import ChatRequest, Event, ModelSpec, Status, Tokens
@@ -40,16 +41,16 @@ def served(
     is_one: bool = True,
 ) -> Iterator[Site]:
     """Serve the page's routes."""
-    chats = Chats(backend, file, mcp=file.with_name("mcp.json"))
+    chats = Chats(backend, Store(file), file.with_name("mcp.json"))
     app = FastAPI()
     handle_errors(app)
     add_routes(app, chats, Owners(is_one=is_one))
     models.add_routes(app, chats, ModelSpec("m.gguf"))
-    listening = server.bind("127.0.0.1", None)
+    listening = hosts.bind("127.0.0.1", None)
     app.include_router(chat.router)
     app.state.service = Service(backend)
     server.serve(RequestLog(server.guard(app, host, (), keys, page=True)), listening)
-    site = Site(server.address("127.0.0.1", listening) + "page/", chats)
+    site = Site(hosts.address("127.0.0.1", listening) + "page/", chats)
     try:
         yield site
     finally:

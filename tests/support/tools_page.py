@@ -7,9 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from app.page.chats import Chats
-from app.server import address, bind
-from app.start import _serve, parse_flags
+from app.hosts import address, bind
+from app.page import chats
+from app.site import serve_site
+from app.start import parse_flags
+from app.store import Store
 from app.worker.events import Events
 from app.worker.messages import ChatRequest, Opening, Tokens
 from tests.support.fake_backend import DONE, FakeBackend, played
@@ -29,9 +31,9 @@ class Caller(FakeBackend):
 
 def main(folder: Path) -> None:
     listening, backend = bind("127.0.0.1", None), Caller()
-    flags = parse_flags(["--no-browser"])
-    chats = Chats(backend, folder / "chats.db", mcp=folder / "mcp.json")
-    _serve(listening, backend, flags.spec, flags, chats)
+    flags, file = parse_flags(["--no-browser"]), folder / "chats.db"
+    chats.default_file = lambda: file  # type: ignore[attr-defined]
+    serve_site(listening, backend, flags, Store(file), method="auto", is_one=True)
     print(address("127.0.0.1", listening), flush=True)
     while True:
         time.sleep(3600)

@@ -10,10 +10,10 @@ const MOST_GONE = 1000; // ms between two frames: longer ones come from a hidden
 let race = null; // of the open dialog: { id: of the race that runs, early, result, … }
 
 // On a finished reply ({ turn }) or on a text ({ prompt }).
-export function openRace({ turn = null, prompt = "", start = false }) {
+export function openRace({ turn = null, prompt = "", start = false, method = settings.method }) {
   const usable = server.methods.filter(({ name }) => !missingFor(name));
   const choices = usable.map(({ name, title }) => [name, title]);
-  const own = settings.method === PLAIN ? "auto" : nameOf(settings.method);
+  const own = method === PLAIN ? "auto" : nameOf(method);
   const methods = [
     selectOf({ "aria-label": "First method" }, choices, PLAIN),
     selectOf({ "aria-label": "Second method" }, choices, own),

@@ -200,25 +200,39 @@ export function takeStatus(status) {
 }
 
 function showHeader() {
-  const { model, loading, error } = server.status ?? {};
+  const { model, loading } = server.status ?? {};
   $("#model-name").textContent = model?.name ?? (loading ? "Loading a model" : "No model");
-  $("#model").title = model ? `${model.name}: ${model.description}` : "Choose a model";
+  const about = model && `${model.name}: ${model.facts}`;
+  $("#model").title = about ?? "Choose a model";
   setText($("#loading"), loading ? progressOf(loading) : "");
-  setText($("#model-error"), error ?? "");
+  showModelError();
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
   showMethods();
   showGauge();
   $("#tools").textContent = ["Tools", Object.keys(settings.tools ?? {}).join(", ")].filter(Boolean).join(": ");
-  const about = model && `${model.name}: ${model.description}. ${expectationOf(model)}`;
-  setText($("#about"), about ?? "No model is loaded yet.");
+  setText($("#about"), about ? [about, model.about].filter(Boolean).join(". ") : "No model is loaded yet.");
 }
 
-// What to expect of a model of this size. The demo model that is included only shows the methods.
-function expectationOf(model) {
-  const [, number, unit] = model?.description.match(/([\d.]+)([MB])\b/) ?? [];
-  const millions = number * (unit === "B" ? 1000 : 1);
-  if (millions < 100) return "It is a small demo model, and its answers are not reliable.";
-  return millions < 2000 ? "It is a small model: good for short and simple texts, and often wrong." : "";
+// An error of a load is told where it was asked for: in the tab and the chat, else, if the server was started
+// with that model, where there is none.
+const asked = new Map(); // the chats in which this tab asked for models, by the models' names
+let dismissed = ""; // the error that the user has read
+export const askedFor = (model) => asked.set(model, chat?.id);
+export const loadError = (name) => (name === server.status?.failed ? unread() : "");
+const unread = () => (server.status?.error === dismissed ? "" : (server.status?.error ?? ""));
+
+function showModelError() {
+  const { model, failed } = server.status ?? {};
+  const isFirst = !model && failed === document.documentElement.dataset.model;
+  const isOwn = asked.has(failed) && asked.get(failed) === chat?.id;
+  const box = $("#model-error");
+  setText($("span", box), !failed || isFirst || isOwn ? unread() : "");
+  box.hidden = !$("span", box).textContent;
+}
+
+export function dismissError() {
+  dismissed = server.status.error;
+  showModelError();
 }
 
 // The methods. One that cannot run is grey and says why; if models.txt has what it needs, that is offered.
@@ -248,9 +262,9 @@ export function chooseMethod(name) {
   showFields();
 }
 
-export function progressOf({ model, stage, done, total }) {
-  if (stage !== "download") return `Loading ${model}: ${done} %`;
-  return `Downloading ${model}: ${inSize(done)} of ${inSize(total)}`;
+export function progressOf({ title, stage, done, total }) {
+  if (stage !== "download") return done < total ? `Loading ${title}: ${done} %` : `Starting ${title}`;
+  return `Downloading ${title}: ${inSize(done)} of ${inSize(total)}`;
 }
 
 export function showGauge() {

@@ -3,10 +3,10 @@
 import { $, $$, button, h, icon, makeGroup, memory, openDialog, tried } from "./dom.js";
 import { beginToListen, listeners } from "./api.js";
 import {
-  chooseMethod, closeDrawer, drawer, isOpen, readServer, server, startSettings, takeStatus,
+  chooseMethod, closeDrawer, dismissError, drawer, isOpen, readServer, server, startSettings, takeStatus,
   toggle, toggleSettings, useSettings, useTheme, usual,
 } from "./settings.js";
-import { openModels, refreshModels, showModels } from "./models.js";
+import { findDraft, openModels, refreshModels, showModels } from "./models.js";
 import { readChats, startChats } from "./chats.js";
 import { followAddress, newChat, readChat, showTurns, startTranscript } from "./transcript.js";
 import {
@@ -83,6 +83,7 @@ listeners.status = (status) => {
   const before = server.status;
   takeStatus(status);
   if (status.loading?.model !== before.loading?.model || status.error !== before.error) refreshModels();
+  if (status.model?.load !== before.model?.load) findDraft();
   showModels();
 };
 listeners.reset = tried(async () => {
@@ -98,6 +99,7 @@ function startHeader() {
   $("#help").onclick = showKeys;
   $("#tools").onclick = openTools;
   $("#model").onclick = openModels;
+  $("#model-error button").onclick = dismissError;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const side of [$("#left"), drawer()]) toggle(side, isOpen(side)); // tells whether it is open
 }
@@ -129,6 +131,7 @@ async function start() {
   restoreDraft();
   await followAddress();
   beginToListen();
+  setTimeout(findDraft, 2000); // it is no part of the first load
   focusBox();
   document.documentElement.dataset.ready = "";
 }

@@ -18,7 +18,8 @@ from openai import InternalServerError, OpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from app.api.service import Service
-from app.server import address, bind, endpoint, guard, serve
+from app.hosts import address, bind
+from app.server import endpoint, guard, serve
 from app.worker import preparation, serving
 from app.worker.messages import Loaded, ModelSpec
 from speculation.sampling import SamplingParams

@@ -18,7 +18,8 @@ from app.api.errors import ApiError
 from app.api.facts import Gathered, Shown, legacy_logprobs
 from app.api.replies import Replies
 from app.api.service import Service
-from app.server import address, bind, endpoint, guard, serve
+from app.hosts import address, bind
+from app.server import endpoint, guard, serve
 from app.start import common_memory, parse_flags
 from app.worker.events import Events
 from app.worker.messages import (

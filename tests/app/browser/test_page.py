@@ -162,7 +162,7 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
 
     page.route("**/page/models?*", with_a_package)
     page.click("#model")
-    page.wait_for_selector(f".model:has-text('{model.name}'):has-text('loaded')")
+    page.wait_for_selector(f".model:has-text('{model.stem}'):has-text('loaded')")
     page.wait_for_selector(".model:has-text('packed'):has-text('run pip')")
 
     def load(name: str) -> None:
@@ -170,17 +170,28 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
         page.press("[aria-label='Path or name of a model']", "Enter")
 
     load(str(tmp_path / "none.gguf"))
+    failed = ".model:has(b:text-is('none')) .error:has-text('none.gguf')"
+    page.wait_for_selector(failed)
     page.wait_for_selector("#model-error:has-text('none.gguf')")
-    assert page.inner_text("#model-name") == model.name
+    other = page.context.new_page()  # nobody asked for it there
+    other.goto(page.url)
+    other.wait_for_selector("[data-ready]")
+    assert other.is_hidden("#model-error")
+    other.close()
+    page.click(f"{failed} >> text=Dismiss")
+    page.wait_for_selector("#model-error", state="hidden")
+    assert not page.query_selector(failed)
+    assert page.inner_text("#model-name") == model.stem
     load(str(thinks))
-    page.wait_for_selector("#model-name:has-text('thinks.gguf')")
-    assert page.is_hidden("#model-error")
+    page.wait_for_selector("#model-name:has-text('thinks')")
+    page.click("#browse")
+    page.wait_for_selector(f".folder >> text={thinks.name}")
     page.keyboard.press("Escape")
     page.click("#show-settings")
     page.wait_for_selector("#field-thinking", state="visible")
     page.click("#model")
     load(str(model))
-    page.wait_for_selector(f"#model-name:has-text('{model.name}')")
+    page.wait_for_selector(f"#model-name:has-text('{model.stem}')")
     page.keyboard.press("Escape")
     page.wait_for_selector("#field-thinking", state="hidden")
 

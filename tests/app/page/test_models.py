@@ -79,13 +79,13 @@ def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
     assert (bundled["is_here"], bundled["shape"]["file_type"]) == (True, "Q8_0")
     assert (bundled["draft"], bundled["heads"][0]) == ("bundled-draft", "bundled-medusa")
     assert bundled["fit"]["fits"]
-    assert "32 MiB KV cache" in bundled["fit"]["sentence"]
+    assert "33.6 MB KV cache" in bundled["fit"]["sentence"]
     assert (known["is_here"], known["can_download"]) == (False, True)
     assert known["shape"]["n_bytes"] == 4_700_000_000
     assert found["m.gguf"]["is_loaded"]
     assert not any(one["can_delete"] for one in (bundled, found["m.gguf"]))
     packed = listed(page, "?n_ctx=1024&kv_type=q8_0")["bundled"]
-    assert "8 MiB KV cache" in packed["fit"]["sentence"]
+    assert "8.9 MB KV cache" in packed["fit"]["sentence"]
     assert page.get("models?kv_type=q9", 400)["error"]["message"]
     backend.state = Status(None)
     assert "m.gguf" not in listed(page)
@@ -110,8 +110,8 @@ def test_files_of_the_hub_are_listed_in_part_and_whole_and_deleted(
     shown = page.get("models/hub?repo=https://huggingface.co/owner/repo/tree/main")
     size = len(hub.repos["owner/repo"]["model-Q8_0.gguf"])
     assert [(one["title"], one["shape"]["n_bytes"]) for one in shown["models"]] == [
-        ("model-00001-of-00002.gguf", 12),
-        ("model-Q8_0.gguf", size),
+        ("model-00001-of-00002", 12),
+        ("model-Q8_0", size),
     ]
     with pytest.raises((OSError, SpeculationError)):
         resolve(NAME, bar=Full)
@@ -207,11 +207,12 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
     page, backend, _ = site
     quoted = r'"C:\My models\m.gguf"'
     page.post("models/load", model=quoted, draft_model=" ", heads=[quoted], kv_type="q8_0")
-    page.post("models/load", model="small", n_ctx=512, draft_model="paired")
+    page.post("models/load", model="small", n_ctx=512, draft_model="paired", n_gpu_layers=3)
     first, second = backend.loads
     assert (first.model, first.draft_model) == (r"C:\My models\m.gguf", None)
     assert (first.heads, first.kv_type, first.n_ctx) == ((r"C:\My models\m.gguf",), "q8_0", 0)
     assert (second.model, second.draft_model, second.kv_type) == ("small", "paired", "f16")
+    assert (first.n_gpu_layers, second.n_gpu_layers) == (None, 3)
     local = LocalBackend()
     try:
         list(local.load(ModelSpec(str(tiny_model), n_threads=1, parallel=1)))
@@ -221,7 +222,10 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
             while not (shown := page.get("state")["status"])["error"]:
                 time.sleep(0.01)
             assert "none.gguf" in shown["error"]
-            assert shown["model"]["name"] == "tiny.gguf"
+            assert shown["failed"] == str(tmp_path / "none.gguf")
+            assert shown["model"]["name"] == "tiny"
+            assert shown["model"]["n_threads"] == 1
+            assert shown["model"]["gpu_layers"] == [0, 2]
             assert shown["model"]["missing"]["draft"] == {"setting": "draft_model", "offer": []}
             assert "ar" not in shown["model"]["missing"]
             mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
@@ -248,8 +252,63 @@ def test_strangers_load_only_what_is_in_the_list_and_download_nothing(
             page.post("models/load", status, model="bundled", draft_model="/etc/other.gguf")
             page.post("models/load", model="bundled", draft_model="paired")
             page.get("models/hub?repo=none", 400 if page is here else 403)
+            page.get("models/browse", status)
+            page.post("models/kept", status, kind="folders", value=str(tmp_path))
+            assert ("/etc/other.gguf" in listed(page)) == (page is here)
+            assert page.get("models")["folders"] == ([str(tmp_path)] if page is here else [])
     with served(Loads(), tmp_path / "b.db", host="0.0.0.0", keys=("a", "b"), is_one=False) as made:
         made.page(**there, **{"X-Api-Key": "a"}).post("models/load", model="/etc/other.gguf")
+
+
+def until_listed(page: Page, name: str) -> Json:
+    for _ in range(500):
+        if name in (found := listed(page)):
+            return found[name]
+        time.sleep(0.01)
+    raise AssertionError(name)
+
+
+def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_are_offered(
+    site: tuple[Page, Loads, Site], tmp_path: Path
+) -> None:
+    page, backend, _ = site
+    folder, other = tmp_path / "own", tmp_path / "other"
+    for one in (folder, other):
+        one.mkdir()
+    large, small = str(folder / "large.gguf"), str(folder / "small.gguf")
+    write_tiny_gguf(Path(large), n_embd=64)
+    write_tiny_gguf(Path(small), n_embd=32)
+    elsewhere = str(write_tiny_gguf(other / "elsewhere.gguf", n_embd=16))
+    write_tiny_gguf(folder / "foreign.gguf", n_bytes=0)
+    (other / "loop.gguf").symlink_to(other / "loop.gguf")
+    seq = page.get("state")["seq"]
+    page.post("models/load", model=large)
+    backend.state = Status(MODEL, Loading(large, "load", 3, 100))
+    row = until_listed(page, large)
+    assert (row["title"], row["is_recent"], row["is_here"]) == ("large", True, True)
+    assert page.get("state")["status"]["loading"]["title"] == "large"
+    assert not until_listed(page, small)["is_recent"]
+    loaded = replace(MODEL, spec=ModelSpec(large))
+    backend.state = Status(loaded, facts=ModelFacts(path=large))
+    assert listed(page)[large]["drafts"] == [small]
+    assert page.get("models/draft") == {"name": small, "title": "small"}
+    assert ("models", {"changed": True}) in page.events(seq, until="end")
+    page.post("models/kept", kind="folders", value=str(other))
+    assert until_listed(page, elsewhere)["drafts"] == []
+    assert listed(page)[large]["drafts"] == [small, elsewhere]
+    backend.state = Status(replace(loaded, spec=ModelSpec(large, draft_model=small)))
+    assert page.get("models/draft") == {}
+    shown = page.get(f"models/browse?folder={tmp_path}")
+    assert [one["name"] for one in shown["folders"]] == ["other", "own"]
+    shown = page.get(f"models/browse?folder={other}")
+    assert (shown["parent"], shown["files"][0]["path"]) == (str(tmp_path), elsewhere)
+    for odd in ("%00", "~nobody-here/x", large):
+        assert "cannot look" in page.get(f"models/browse?folder={odd}", 404)["error"]["message"]
+    page.post("models/kept", kind="recent", value=large, keeps=False)
+    kept = tmp_path / "chats.models.json"
+    assert kept.read_text() == f'{{"recent":[],"folders":["{other}"]}}'
+    kept.write_text("[3")
+    assert page.get("models")["folders"] == []
 
 
 def test_what_a_method_needs_is_offered_by_models_txt(site: tuple[Page, Loads, Site]) -> None:

@@ -40,7 +40,7 @@ def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(
 ) -> None:
     chat = page.new_chat(settings={"method": "guess", "system": " Be brief. ", "half": "\ud83d"})
     _, reply = page.post(f"chats/{chat}/messages", text="count\n")["turns"]
-    assert (reply["state"], reply["method"], reply["model"]) == ("running", "guess", "m.gguf")
+    assert (reply["state"], reply["method"], reply["model"]) == ("running", "guess", "m")
     backend.write(Waiting(1), Prefill(512, 900))
     page.until(chat, lambda turn: turn["notice"] == "Reading the prompt: 512 of 900 tokens")
     backend.write("one ", Tokens((("two \ufffd", True),)))
@@ -328,7 +328,7 @@ def test_a_models_reply_can_be_replayed_and_raced(tiny_model: Path, tmp_path: Pa
             chat = page.new_chat(settings=settings)
             _, reply = page.say(chat, "one two three")
             shown = page.turns(chat)[-1]
-            assert (shown["model"], shown["method"]) == ("tiny.gguf", "lookahead:window=3")
+            assert (shown["model"], shown["method"]) == ("tiny", "lookahead:window=3")
             replay = page.get(f"turns/{reply}/steps")
             assert len(replay["steps"]) == len(shown["cells"]) + 1
             assert replay["sources"] == ["lookahead"]
@@ -380,7 +380,7 @@ def test_a_change_of_the_models_state_reaches_a_page_that_opens_its_stream_later
         shown = page.get("state")
         backend.state = Status(MODEL, Loading("x", "load", done, 100))
         told = next(data for _, kind, data in page.stream(shown["seq"]) if kind == "status")
-        assert (told["model"]["name"], told["loading"]["done"]) == ("m.gguf", done)
+        assert (told["model"]["name"], told["loading"]["done"]) == ("m", done)
     assert page.get("state")["status"] == told
 
 

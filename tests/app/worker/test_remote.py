@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from app.api.service import Service
-from app.server import address, bind, endpoint, guard, serve
+from app.hosts import address, bind
+from app.server import endpoint, guard, serve
 from app.worker import remote
 from app.worker.messages import (
     Answer,
@@ -101,7 +102,8 @@ LOGGED = (
 APP = """
 import sys, time
 from app.api.service import Service
-from app.server import address, bind, endpoint, guard, serve
+from app.hosts import address, bind
+from app.server import endpoint, guard, serve
 from app.worker import remote
 starting = remote.COMMAND
 stopped = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]

@@ -76,7 +76,7 @@ def test_the_estimate_is_near_the_memory_that_the_bundled_model_had() -> None:
             Wanted(1024),
             Memory(4 * GIB),
             False,
-            ["Take a smaller quantisation: hf:o/r/big-Q2_K.gguf, 3.0 GiB"],
+            ["Take a smaller quantisation: hf:o/r/big-Q2_K.gguf, 3.2 GB"],
         ),
         (Wanted(), Memory(1 * GIB), False, []),
         # a GPU takes what it holds, and main memory the rest
@@ -153,14 +153,14 @@ def test_a_line_tells_the_context_and_what_would_make_it_larger(
 @pytest.mark.parametrize(
     ("wanted", "free", "on_gpu"),
     [
-        (Wanted(4096), 24, "17.7 GiB"),  # all
-        (Wanted(4096), 13, "11.7 GiB"),  # all layers, and the experts of 31
-        (Wanted(4096), 2, "1.7 GiB"),  # all layers, and the experts of one
-        (Wanted(4096), 1, "891 MiB"),  # some layers
-        (Wanted(4096, n_cpu_moe=999), 24, "1.4 GiB"),
-        (Wanted(4096, n_cpu_moe=24), 24, "9.7 GiB"),
-        (Wanted(4096, n_gpu_layers=24, n_cpu_moe=24), 24, "8.7 GiB"),
-        (Wanted(4096, n_gpu_layers=24, n_cpu_moe=40), 24, "3.7 GiB"),
+        (Wanted(4096), 24, "19.0 GB"),  # all
+        (Wanted(4096), 13, "12.5 GB"),  # all layers, and the experts of 31
+        (Wanted(4096), 2, "1.8 GB"),  # all layers, and the experts of one
+        (Wanted(4096), 1, "934 MB"),  # some layers
+        (Wanted(4096, n_cpu_moe=999), 24, "1.5 GB"),
+        (Wanted(4096, n_cpu_moe=24), 24, "10.4 GB"),
+        (Wanted(4096, n_gpu_layers=24, n_cpu_moe=24), 24, "9.3 GB"),
+        (Wanted(4096, n_gpu_layers=24, n_cpu_moe=40), 24, "3.9 GB"),
     ],
 )
 def test_experts_that_the_gpu_does_not_hold_are_in_main_memory(
@@ -186,11 +186,10 @@ def changed(change: Change, wanted: Wanted) -> tuple[Shape, Wanted]:
 def test_the_sentence_tells_what_is_needed_and_free() -> None:
     found = fit(BIG, Wanted(8192), Memory(8 * GIB))
     assert found.sentence == (
-        "Needs 6.0 GiB (4.6 GiB weights, 1.0 GiB KV cache, 428 MiB to compute with); "
-        "8.0 GiB are free."
+        "Needs 6.5 GB (4.9 GB weights, 1.1 GB KV cache, 449 MB to compute with); 8.6 GB are free."
     )
     short = fit(BIG, Wanted(400_000), Memory(8 * GIB))
     assert short.sentence.endswith("The model was trained for 131,072 tokens.")
     unread = fit(Shape(5 * GIB), Wanted(), Memory(2 * GIB))
     assert unread.is_least
-    assert unread.sentence == "Needs at least 5.1 GiB; 2.0 GiB are free."
+    assert unread.sentence == "Needs at least 5.5 GB; 2.1 GB are free."

@@ -290,7 +290,7 @@ def test_a_full_disk_is_noticed_before_the_download(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     message = failure()
     assert message.startswith("the disk is too full for owner/repo/model.gguf: ")
-    assert "3.07MB are needed, 1.00MB are free" in message
+    assert "3.1 MB are needed, 1.0 MB are free" in message
     assert "set HF_HOME to a folder on a larger disk" in message
     assert hub.byte_requests() == []
 
