@@ -34,6 +34,7 @@ MOST_DESCRIPTION = 1000  # characters
 MOST_SCHEMA = 10_000  # characters of a tool's schema, as JSON
 MOST_RESULT = 40_000  # characters
 MOST_NAME = 64  # characters
+LEAST_KEY = 6  # characters; shorter values are words such as true
 _RELAY = Path(__file__).with_name("relay.py")
 
 
@@ -54,6 +55,11 @@ class Tool:
     own: str
     description: str
     schema: Mapping[str, Any]
+
+    def as_function(self) -> dict[str, Any]:
+        """The tool as OpenAI's API has it."""
+        about = {"name": self.name, "description": self.description, "parameters": self.schema}
+        return {"type": "function", "function": about}
 
 
 @dataclass(frozen=True)
@@ -101,12 +107,15 @@ class Servers:
         tools = [tool for one in opened for tool in one.state.tools]
         return list({tool.name: tool for tool in tools}.values())
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> Result:
-        """Call a tool. What went wrong is in the result, for the model to read."""
+    async def call(
+        self, tool: Tool, arguments: Mapping[str, Any], most: int = MOST_RESULT
+    ) -> Result:
+        """Call a tool. What went wrong is in the result, for the model to read, of which there are
+        ``most`` characters."""
 
         async def called() -> Result:
             connection = await self._connected(tool.server)
-            return await connection.call(tool.own, arguments)
+            return await connection.call(tool.own, arguments, min(most, MOST_RESULT))
 
         try:
             return await self._do(called())
@@ -202,7 +211,7 @@ class _Connection:
             self.state = State(self.name, "failed", note)
             raise ToolError(f"{self.name} cannot be used: {note}") from None
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Result:
+    async def call(self, tool: str, arguments: Mapping[str, Any], most: int) -> Result:
         client = await self.open()
         try:
             found = await client.call_tool(tool, dict(arguments))
@@ -211,12 +220,20 @@ class _Connection:
                 await self.close()
                 self.state = State(self.name, "failed", "it ended during a call")
                 raise ToolError(f"{self.name} ended during the call") from None
-            raise ToolError(f"{self.name}: {_reason(error)}") from None
-        text = cut("\n".join([_text(block) for block in found.content]))
+            raise ToolError(f"{self.name}: {self._without_keys(_reason(error))}") from None
+        text = "\n".join([_text(block) for block in found.content])
         if not text and found.structured_content is not None:
-            text = cut(json.dumps(found.structured_content, ensure_ascii=False))
+            text = json.dumps(found.structured_content, ensure_ascii=False)
         self._n_starts = 1  # it works
-        return Result(text or "(no output)", bool(found.is_error))
+        return Result(cut(text, most) or "(no output)", bool(found.is_error))
+
+    def _without_keys(self, text: str) -> str:
+        """What a server says of a failure, without the values that only its file may have."""
+        for value in (*self.server.env.values(), *self.server.headers.values()):
+            for part in (value, *value.split()):
+                if len(part) >= LEAST_KEY:
+                    text = text.replace(part, "[hidden]")
+        return text
 
     async def close(self) -> None:
         task, self._task = self._task, None
@@ -240,7 +257,7 @@ class _Connection:
                 ready.set_result(client)
                 await self._closing.wait()
         except Exception as error:
-            reason = cut(_end_of(errors) or _reason(error), 500)
+            reason = cut(self._without_keys(_end_of(errors) or _reason(error)), 500)
             self._task, self.state = None, State(self.name, "failed", reason)
             if not ready.done():
                 ready.set_exception(ToolError(f"{self.name} cannot be used: {reason}"))

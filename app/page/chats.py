@@ -8,20 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from app.api.errors import ApiError
+from app.mcp.servers import Servers
 from app.page.feed import Feed
 from app.page.jobs import Job, Jobs
+from app.page.owners import STRANGER
 from app.page.prompt import Prompt, prompt_of
 from app.page.race import Races
-from app.page.reply import Reply
+from app.page.reply import Reply, ToolCall
 from app.page.settings import How, Settings, read_settings, varied
 from app.page.speeds import Speeds
 from app.page.titles import Titles
+from app.page.tools import Answer, Tools
 from app.page.turns import reply_fields, turn_json, while_shown
-from app.store import Chat, Found, Imported, Store, StoreError, Turn
+from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
 from speculation.registry.entries import title_of
@@ -38,11 +43,13 @@ MOST_TURNS = 30  # that are sent at once
 class Ask:
     """Who asks for a reply, and with what.
 
-    settings  as JSON; None: the chat's
+    settings    as JSON; None: the chat's
+    is_trusted  whether it may have tools
     """
 
     owner: str
     settings: Mapping[str, Any] | None = None
+    is_trusted: bool = True
 
 
 class Chats:
@@ -51,14 +58,17 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, store: Store) -> None:
-        """``store`` keeps the chats, and is closed with them."""
+    def __init__(self, backend: Backend, store: Store, mcp: Path | None = None) -> None:
+        """``store`` keeps the chats, and is closed with them; ``mcp`` names the servers of tools;
+        None: the user's."""
         self.backend = backend
         self.kept = store
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
-        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds)
+        # Not beside another file of chats: it names commands, and who knows what else is there?
+        self.tools = Tools(Servers(mcp or default_file().with_name("mcp.json")))
+        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds, self.tools)
         self.races = Races(backend, self.feed)
         self._titles = Titles(backend)
         self._incognito: set[str] = set()
@@ -66,6 +76,7 @@ class Chats:
     def close(self) -> None:
         """Save what is running. Called at the server's end."""
         self.jobs.close()
+        self.tools.servers.close()
         self.kept.close()
         self._fleeting.close()
 
@@ -260,6 +271,37 @@ class Chats:
 
         return await self._begin(ask, found.chat, begun)
 
+    async def answer(self, ask: Ask, turn: int, number: int, answer: Answer) -> Json:
+        """Take the user's answer to a call of the last reply; if it is allowed, it is made."""
+        chat = (await self.turn(ask.owner, turn)).chat
+        store = self.store_of(chat)
+
+        def read() -> tuple[Chat, Turn]:
+            return store.chat(chat, ask.owner), store.turn(turn, ask.owner)
+
+        with self.jobs.reserved(chat):
+            found, kept = await store.transaction(read)
+            reply = Reply.from_json(kept.text, kept.reply)
+            call = reply.calls[number] if number < len(reply.calls) else None
+            if call is None or not call.waits or found.leaf != turn:
+                raise ApiError("this call does not wait for an answer any more", 409)
+            tools = read_settings(found.settings, self.backend.methods()).tools
+            if answer != "never":
+                self._check_trust(ask)
+                if call.tool in tools.get(call.server, (call.tool,)):
+                    why = f"this chat no longer uses {call.tool} of {call.server}"
+                    raise ApiError(f"{why}; choose it among the tools in the settings", 409)
+            self.tools.take(chat, call, answer)
+            job = Job(ask.owner, store, chat, turn, reply, Prompt((), ()), None)
+            job.allowed = call if answer == "once" else None
+            await while_shown(lambda: job.shown.update(reply, is_over=True))
+            self.jobs.start(job)
+        return {}
+
+    def _check_trust(self, ask: Ask) -> None:
+        if not ask.is_trusted:
+            raise ApiError(STRANGER, 403)
+
     async def _begin(
         self,
         ask: Ask,
@@ -279,6 +321,8 @@ class Chats:
             settings = read_settings(given, methods, usual)
             if how is not None:
                 settings = read_settings(varied(given, how, settings), methods, usual)
+            if settings.tools:
+                self._check_trust(ask)
             if given != kept:
                 store.change_chat(chat, owner, settings=given)
             last = store.path(chat, owner, limit=2)
@@ -297,7 +341,10 @@ class Chats:
                 reply.n_ctx = left_out.n_ctx or model.n_ctx
             settings = replace(settings, thinking=reply.thinking)
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)
-            job = Job(owner, store, chat, turn, reply, prompt, request)
+            rounds = _rounds([one for one, _ in path[:-1]])
+            reply.earlier = rounds[0] if rounds else ()
+            tools = {} if self.tools.are_done(rounds) else settings.tools
+            job = Job(owner, store, chat, turn, reply, prompt, request, tools)
             return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
@@ -326,6 +373,15 @@ class Chats:
             on_disk=False,  # a deleted chat must leave nothing there
             record=True,
         )
+
+    async def _go_on(self, job: Job) -> None:
+        """Begin the reply to the results of calls."""
+        ask = Ask(job.owner)
+
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
+            return _new_reply(store, store.turn(job.turn, job.owner), ask, settings)
+
+        await self._begin(ask, job.chat, begun)
 
     # Races
 
@@ -371,6 +427,13 @@ class Chats:
         return self.races.start(ask.owner, request, (first.method, second.method), rounds)
 
     async def _tell_end(self, job: Job) -> None:
+        states = {call.state for call in job.reply.calls}
+        if states and not job.is_stopped and states.isdisjoint(("asked", "running")):
+            try:
+                await self._go_on(job)
+                return
+            except (ApiError, StoreError) as error:
+                job.reply.error = str(error)
         try:
             chat = await job.store.transaction(lambda: job.store.chat(job.chat, job.owner))
         except StoreError:  # it was deleted meanwhile
@@ -383,6 +446,12 @@ class Chats:
         with suppress(StoreError):
             store = job.store
             await self.change(job.chat, lambda _: store.suggest_title(job.chat, job.owner, title))
+
+
+def _rounds(path: Sequence[Turn]) -> list[list[ToolCall]]:
+    """The calls of the replies at the end of a path, the last one first."""
+    ends = takewhile(lambda turn: turn.reply.get("calls"), reversed(path))
+    return [Reply.from_json("", turn.reply).calls for turn in ends]
 
 
 def _new_reply(store: Store, message: Turn, ask: Ask, settings: Settings) -> tuple[int, Reply]:

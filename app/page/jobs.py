@@ -1,7 +1,8 @@
 """Replies as jobs of the server: they go on whether or not a page shows them.
 
 A job follows the events of one reply, publishes what changed and saves the text twice a second.
-It runs in the server's event loop; the store is used in threads.
+Then it makes the reply's calls of tools that are allowed. It runs in the server's event loop; the
+store is used in threads.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from app.api.errors import ApiError
 from app.api.log import Call, current_call
+from app.mcp.config import ConfigError
+from app.mcp.servers import ToolError
 from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
-from app.page.reply import Reply
+from app.page.reply import Reply, ToolCall
 from app.page.speeds import Speeds
+from app.page.tools import Chosen, Tools
 from app.page.turns import Shown, reply_fields, while_shown
 from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
@@ -30,6 +34,7 @@ from app.worker.backend import Backend
 from app.worker.events import Events, failed
 from app.worker.messages import LAST, ChatRequest, Event, Failed, StepRecord, Steps, Tokens
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between updates; more of them would keep a slow page busy
@@ -40,10 +45,14 @@ BUSY = "This chat's last reply is still being written. Wait for its end, or stop
 
 @dataclass
 class Job:
-    """A reply that is being generated.
+    """A reply that is being generated, or whose calls are being made.
 
+    request  None: it is written already
+    tools    that are added to the request
+    allowed  the call that the user has just allowed
     records  its steps so far
     trouble  why it could not be saved; empty if it could
+    waiting  for a server of tools, which ``stop`` ends
     """
 
     owner: str
@@ -52,9 +61,13 @@ class Job:
     turn: int
     reply: Reply
     prompt: Prompt
-    request: ChatRequest
-    events: Events = field(init=False)
+    request: ChatRequest | None
+    tools: Chosen = field(default_factory=dict)
+    allowed: ToolCall | None = None
+    events: Events | None = None
     call: Call = field(default_factory=Call)
+    waiting: asyncio.Future[Any] | None = None
+    is_stopped: bool = False
     records: list[StepRecord] = field(default_factory=list)
     shown: Shown = field(default_factory=Shown)
     trouble: str = ""
@@ -66,8 +79,24 @@ class Job:
     def __post_init__(self) -> None:
         self._begins_at = len(self.reply.text)
         self._n_left_out = self.reply.n_left_out
+        self.is_over = self.request is None
         self._pace = outcome.Pace()
         self._last = ""  # the token before the next step
+
+    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` returns. Raises CancelledError if the user stops it."""
+        self.waiting = waiting = asyncio.ensure_future(work)
+        try:
+            return await waiting
+        finally:
+            self.waiting = None
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        if self.waiting is not None:
+            self.waiting.cancel()
+        elif self.events is not None:
+            self.events.close()
 
     def take(self, event: Event | Exception | None) -> None:
         """Update the reply; the event may be the last one."""
@@ -123,8 +152,10 @@ class Jobs:
         feed: Feed,
         on_end: Callable[[Job], Awaitable[None]],
         speeds: Speeds,
+        tools: Tools,
     ) -> None:
         """``on_end`` is called when a reply has ended and is saved; ``speeds`` learn from it."""
+        self._tools = tools
         self._backend = backend
         self._feed = feed
         self._on_end = on_end
@@ -158,22 +189,29 @@ class Jobs:
 
     def start(self, job: Job) -> None:
         self._loop, job.call = asyncio.get_running_loop(), current_call()
-        job.call.writes(self._backend.status().model, job.owner, "chat")
-        try:
-            job.events = self._backend.reply(job.request)
-        except Exception as error:  # the turn is there already, and says why it has no text
-            log.exception("a reply could not be asked for")
-            job.events = failed(f"Unexpected {type(error).__name__}: {error}", "error")
+        if not job.call.choices:  # else it goes on, after calls of tools
+            job.call.writes(self._backend.status().model, job.owner, "chat")
+        if not job.tools:
+            self._ask(job)
         self._jobs[job.chat] = job
         task = asyncio.ensure_future(self._run(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _ask(self, job: Job) -> None:
+        if job.request is None:
+            return
+        try:
+            job.events = self._backend.reply(job.request)
+        except Exception as error:  # the turn is there already, and says why it has no text
+            log.exception("a reply could not be asked for")
+            job.events = failed(f"Unexpected {type(error).__name__}: {error}", "error")
+
     def stop(self, turn: int | None) -> None:
-        """Stop the reply ``turn``, if it is being generated."""
+        """Stop the reply ``turn``, if it is being generated, or its calls are being made."""
         for job in self._jobs.values():
             if job.turn == turn:
-                job.events.close()
+                job.stop()
 
     def close(self) -> None:
         """Save the running replies as interrupted. Called at the server's end, from another
@@ -188,30 +226,78 @@ class Jobs:
     async def _interrupt(self) -> None:
         self._is_closed = True
         for job in list(self._jobs.values()):
-            await self._save(job, "done" if job.is_over else "interrupted", is_last=True)
+            is_done = job.is_over and job.waiting is None
+            await self._save(job, "done" if is_done else "interrupted", is_last=True)
 
     async def _run(self, job: Job) -> None:
+        try:
+            if job.request is not None:
+                await self._write(job)
+            await self._call(job)
+        finally:
+            del self._jobs[job.chat]
+        if not self._is_closed:
+            await self._on_end(job)
+            self._publish(job, {"set": job.fields("done")})
+        if all(other.call is not job.call for other in self._jobs.values()):
+            job.call.close()
+
+    async def _write(self, job: Job) -> None:
         saving = asyncio.ensure_future(self._keep_saving(job))
         try:
+            if job.tools:
+                await self._give_tools(job)
             await self._follow(job)
         except Exception as error:
             log.exception("a reply's job failed")
             job.reply.error = f"Unexpected {type(error).__name__}: {error}"
-        try:
-            job.is_over = True
-            await self._finish(job)
-        finally:
-            job.call.close()
-            del self._jobs[job.chat]
-        if not self._is_closed:
-            self._publish(job, {"set": job.fields("done")})
-            await self._on_end(job)
+        job.is_over = True
+        await self._finish(job)
         await saving
+
+    async def _give_tools(self, job: Job) -> None:
+        """Ask for the reply with the tools of the chat, whose servers are started."""
+        assert job.request is not None
+        job.reply.notice = f"Starting the tools of {', '.join(job.tools)}"
+        self._publish(job, {"set": job.head})
+        try:
+            tools = await job.wait(self._tools.chosen(job.tools))
+        except (ConfigError, ToolError) as error:
+            job.take(Failed(str(error)))
+            return
+        except asyncio.CancelledError:
+            job.take(Failed("Stopped before the tools were there."))
+            return
+        job.request = replace(job.request, tools=tuple(tool.as_function() for tool in tools))
+        job.reply.tools = tools
+        self._ask(job)
+
+    async def _call(self, job: Job) -> None:
+        """Make the calls that are allowed, one after the other."""
+        for call in job.reply.calls:
+            if job.is_stopped or self._is_closed:
+                break
+            if not self._tools.decide(job.chat, call) and call is not job.allowed:
+                continue
+            call.state = "running"
+            await self._save(job, "running")
+            self._publish(job, {"set": job.fields("running")})
+            try:
+                await job.wait(self._tools.call(call, job.reply))
+            except asyncio.CancelledError:
+                call.state = "stopped"
+            except Exception as error:
+                log.exception("a call failed")
+                call.state, call.is_error = "done", True
+                call.result = f"Unexpected {type(error).__name__}: {error}"
+        if job.reply.calls:
+            await self._save_at_last(job)
 
     async def _follow(self, job: Job) -> None:
         """Show the reply until it ends."""
         clock = asyncio.get_running_loop().time
-        job.events.hand_over(job.take)
+        if job.events is not None:
+            job.events.hand_over(job.take)
         try:
             head, is_over = job.head, False
             while not is_over:
@@ -227,7 +313,8 @@ class Jobs:
                 if not is_over:  # showing takes at most a fifth of the time
                     await asyncio.sleep(max(SHOW_SECONDS, 4 * (clock() - began)))
         finally:
-            job.events.close()
+            if job.events is not None:
+                job.events.close()
 
     async def _finish(self, job: Job) -> None:
         """Say what came of the reply, and save it, however long that takes."""
@@ -236,16 +323,19 @@ class Jobs:
             kept_steps = await while_shown(partial(self._summed_up, job))
         except Exception:  # nothing keeps the text from being saved
             log.exception("a reply cannot be summed up")
-        while not (await self._save(job, "done") or self._is_closed):
-            await asyncio.sleep(SAVE_SECONDS)
+        await self._save_at_last(job)
         if kept_steps and not self._is_closed:
             with suppress(StoreError):  # the text is kept, and that is what counts
                 await job.store.transaction(lambda: job.store.save_steps(job.turn, kept_steps))
 
+    async def _save_at_last(self, job: Job) -> None:
+        while not (await self._save(job, "done") or self._is_closed):
+            await asyncio.sleep(SAVE_SECONDS)
+
     def _summed_up(self, job: Job) -> bytes:
         """Say in the reply what came of its drafts; returns its steps as they are kept."""
         reply, done = job.reply, job.reply.done
-        if done is None:
+        if done is None or job.request is None:
             return b""
         if all(step.n_texts == 1 for step in job.records):
             self._speeds.take(done)

@@ -17,11 +17,10 @@ from pydantic import BaseModel, Field
 
 from app.api.body import Limited
 from app.api.errors import ApiError
-from app.api.service import memory_of
 from app.page.chats import Chats
-from app.page.owners import is_from_here
+from app.page.owners import is_trusted
 from app.page.places import Places, browse
-from app.page.routes import Owner, as_json, owner_of
+from app.page.routes import Owner, as_json, owner_of, require_trusted
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
@@ -396,23 +395,6 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         return as_json({"freed": freed})
 
     app.include_router(router)
-
-
-def is_trusted(http: Request, owner: str) -> bool:
-    """Whether this is no stranger: somebody without a key, on another machine, where others than
-    one person can use the server."""
-    return not owner or bool(memory_of(http)) or is_from_here(http)
-
-
-def require_trusted(http: Request, owner: Owner) -> None:
-    """Raise ApiError (403) for a stranger."""
-    if not is_trusted(http, owner):
-        raise ApiError(
-            "This server has no API key, so only its own machine may load files by their path, "
-            "download models or look at the Hub. Start it with --api-key-file to allow it with a "
-            "key.",
-            403,
-        )
 
 
 def _here(entries: Mapping[str, ModelEntry]) -> dict[str, tuple[Path, int]]:

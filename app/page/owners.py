@@ -12,6 +12,10 @@ from app.api.service import memory_of
 from app.hosts import is_loopback
 
 COOKIE = "speculation"
+STRANGER = (
+    "This server has no API key, so only its own machine may load files by their path, download "
+    "models, look at the Hub or use tools. Start it with --api-key-file to allow it with a key."
+)
 _SECONDS = 400 * 24 * 3600  # browsers keep a cookie no longer
 
 
@@ -51,6 +55,12 @@ def is_from_here(http: Request) -> bool:
     """Whether a request comes from the server's own machine."""
     host = http.client.host.removeprefix("::ffff:") if http.client is not None else ""
     return is_loopback(host)
+
+
+def is_trusted(http: Request, owner: str) -> bool:
+    """Whether this is no stranger: somebody without a key, on another machine, where others than
+    one person can use the server."""
+    return not owner or bool(memory_of(http)) or is_from_here(http)
 
 
 def _hash(text: str) -> str:

@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.page.reply import Reply
 from app.store import Turn
 from app.store.exports import quoted
 from app.worker.messages import LeftOut
 from speculation.chat.reasoning import answer_of
+
+NOT_MADE = {
+    "denied": "The user does not allow this call.",
+    "stopped": "The user stopped this call.",
+    "repeated": "This call was made just before: its result is above.",
+}
 
 
 @dataclass(frozen=True)
@@ -20,16 +27,15 @@ class Prompt:
     files   the texts of the files
     """
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     starts: tuple[int, ...]
     files: str = ""
 
     @property
     def said(self) -> str:
         """The last message of the user."""
-        return next(
-            (one["content"] for one in reversed(self.messages) if one["role"] == "user"), ""
-        )
+        said = [one["content"] for one in self.messages if one["role"] == "user"]
+        return str(said[-1]) if said else ""
 
     def left_out(self, reads_from: int | None, n_ctx: int) -> LeftOut:
         """What is left out so that the prompt begins with this turn; nothing if it is unknown."""
@@ -43,11 +49,15 @@ class Prompt:
 
 
 def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
-    """The messages of a path, which ends with a message, or with a reply to continue.
+    """The messages of a path, which ends with a message, with a reply to continue, or with the
+    results of calls.
 
     Without reasoning, and without earlier messages that got no reply.
     """
-    messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
+    system = system.strip()
+    messages: list[Mapping[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
     starts: list[int] = []
     waiting: Turn | None = None
     for turn in path:
@@ -56,7 +66,7 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
             waiting = turn
             if not is_last:
                 continue
-        elif not (turn.text or is_last):
+        elif not (turn.text or turn.reply.get("calls") or is_last):
             continue
         if waiting is not None:
             starts.append(waiting.id)
@@ -67,10 +77,29 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
             if not starts:  # a greeting
                 starts.append(turn.id)
             opening = str(turn.reply.get("opening", ""))
+            if turn.reply.get("calls"):
+                messages += _with_results(turn, answer_of(turn.text, opening))
+                continue
             text = opening + turn.text if is_last else answer_of(turn.text, opening)
             messages.append({"role": "assistant", "content": text})
     files = "\n".join(file["text"] for turn in path for file in turn.files)
     return Prompt(tuple(messages), tuple(starts), files)
+
+
+def _with_results(turn: Turn, text: str) -> list[Mapping[str, Any]]:
+    """A reply that ended with calls, and what came of them; nothing if it repeated others: a small
+    model would go on with that."""
+    calls, results = [], []
+    made = Reply.from_json("", turn.reply).calls
+    if made and all(call.state == "repeated" for call in made):
+        return []
+    for number, call in enumerate(made):
+        id_ = f"call_{turn.id}_{number}"
+        function = {"name": call.name, "arguments": call.arguments}
+        calls.append({"id": id_, "type": "function", "function": function})
+        result = call.result or NOT_MADE.get(call.state, "This call was not made.")
+        results.append({"role": "tool", "tool_call_id": id_, "content": result})
+    return [{"role": "assistant", "content": text, "tool_calls": calls}, *results]
 
 
 def with_files(text: str, files: Sequence[Mapping[str, Any]]) -> str:

@@ -1,18 +1,21 @@
-"""A reply: what its events made of it, and how it is kept as JSON.
+"""A reply: what its events made of it, with its calls of tools, and how it is kept as JSON.
 
 Knows the backend's messages, but nothing of HTML, HTTP or the store.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
+from app.mcp.servers import Tool
 from app.page.markdown import Marks
 from app.worker.messages import (
     Done,
@@ -25,6 +28,7 @@ from app.worker.messages import (
     Waiting,
 )
 from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
+from speculation.chat.reply_parser import CallArguments, CallStart, Delta, ReplyParser
 from speculation.registry.entries import title_of
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,42 @@ _CUT_SHORT = ("cancelled", "length", "context")
 
 
 _Pair = Field(min_length=2, max_length=2)
+
+
+@dataclass
+class ToolCall:
+    """A call of a tool.
+
+    name       as the model wrote it
+    arguments  JSON
+    server, tool  what it calls, as the server names it; empty if no tool has the name
+    state      "asked": the user has not answered yet; "repeated": it was made just before
+    result     for the model; empty if there is none
+    """
+
+    name: str
+    arguments: str = ""
+    server: str = ""
+    tool: str = ""
+    state: Literal["asked", "running", "done", "denied", "stopped", "repeated"] = "asked"
+    result: str = ""
+    is_error: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the user may answer it, unless it is running now."""
+        return self.state in ("asked", "running", "stopped")
+
+    def repeats(self, earlier: Sequence[ToolCall]) -> bool:
+        """Whether one of the calls was the same, and has not failed."""
+        asked = self.name, _object(self.arguments)
+        made = [one for one in earlier if one.state != "stopped" and not one.is_error]
+        return any((one.name, _object(one.arguments)) == asked for one in made)
+
+    def as_json(self, *, is_running: bool) -> dict[str, Any]:
+        """The call as it is shown."""
+        state = "interrupted" if self.state == "running" and not is_running else self.state
+        return {**vars(self), "state": state, "waits": self.waits and not is_running}
 
 
 @dataclass
@@ -45,6 +85,7 @@ class Kept:
     n_left_out  how many earlier turns the prompt left out, for a context of ``n_ctx`` tokens
     reads_from  the turn that the prompt began with, if it left some out
     sentence, figures, cells  what is said of its drafts below it (``outcome``), and its steps' bar
+    calls      with which it ended; the text ends before them
     """
 
     method: str = ""
@@ -61,6 +102,7 @@ class Kept:
     sentence: str = ""
     figures: list[Annotated[list[str], _Pair]] = field(default_factory=list)
     cells: list[Annotated[list[FiniteFloat], _Pair]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     done: Done | None = None
 
 
@@ -70,12 +112,24 @@ _KEPT = TypeAdapter(Kept)
 @dataclass
 class Reply(Kept):
     """A reply, finished or still being generated. ``notice`` is progress to show before there is
-    text."""
+    text, ``tools`` are those that it may call, ``earlier`` the calls whose results it has read."""
 
     text: str = ""
     notice: str = ""
+    tools: Sequence[Tool] = ()
+    earlier: Sequence[ToolCall] = ()
     marks: Marks = field(default_factory=Marks)
     _thinks_since: float | None = None
+    _parser: ReplyParser | None = None
+    _begun: list[ToolCall] = field(default_factory=list)  # those that it has written so far
+
+    @property
+    def end(self) -> int:
+        """Where the text ends that is no call, and cannot become one."""
+        if self._parser is None:
+            return len(self.text)
+        at = self._parser.call_at
+        return max(0, self._parser.n_read) if at is None else at
 
     @property
     def reasoning(self) -> ReasoningSpan | None:
@@ -119,6 +173,8 @@ class Reply(Kept):
                 self.marks.add(len(text), is_drafted)
             if may_think:
                 self._time_reasoning()
+            if self._parser is not None:
+                self._read_calls(self._parser.feed("".join(text for text, _ in event.pieces)))
         elif isinstance(event, Waiting):
             self.notice = waiting_notice(event)
         elif isinstance(event, LeftOut):
@@ -128,14 +184,52 @@ class Reply(Kept):
         elif isinstance(event, Opening):
             if not self.text:  # a continued reply already has its opening
                 self.opening = event.mark
+            if self.tools:
+                functions = [tool.as_function() for tool in self.tools]
+                self._parser = ReplyParser(event.calls, self.opening, functions)
+                self._read_calls(self._parser.feed(self.text))
         elif isinstance(event, Done):
             self.notice, self.done = "", replace(event, prompt="")
+            self._end_calls()
             if event.model is not None:
                 self.model = title_of(event.model.spec.model)
                 self.n_ctx = self.n_ctx if self.n_left_out else event.model.n_ctx
             self._thinks_since = None
         elif isinstance(event, Failed):
             self.notice, self.error = "", event.message
+
+    def _read_calls(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            if isinstance(delta, CallStart):
+                self._begun.append(ToolCall(delta.name))
+                self.notice = f"Calling {delta.name}"
+            elif isinstance(delta, CallArguments):
+                self._begun[-1].arguments += delta.text
+
+    def _end_calls(self) -> None:
+        """Take the calls out of the text, unless the reply ended within one."""
+        parser, self._parser = self._parser, None
+        if parser is None or self.done is None or self.done.finish_reason != "stop":
+            return
+        self._read_calls(parser.finish())
+        self.notice = ""
+        if parser.call_at is None or parser.in_call:
+            return
+        self.text = self.text[: parser.call_at].rstrip()
+        self.marks = Marks.of(self.marks.runs, len(self.text))
+        self.calls, tools = self._begun, {tool.name: tool for tool in self.tools}
+        for call in self.calls:
+            if tool := tools.get(call.name):
+                call.server, call.tool = tool.server, tool.own
+            if tool is None:
+                self._refuse(call, f"There is no tool {call.name}; call one of {', '.join(tools)}.")
+            elif _object(call.arguments) is None:
+                self._refuse(call, "The arguments are no JSON object.")
+            elif call.repeats(self.earlier):
+                call.state = "repeated"
+
+    def _refuse(self, call: ToolCall, why: str) -> None:
+        call.state, call.result, call.is_error = "done", why, True
 
     def _time_reasoning(self) -> None:
         now, found = monotonic(), self.reasoning
@@ -150,6 +244,7 @@ class Reply(Kept):
         kept["runs"] = [list(run) for run in self.marks.runs]
         kept["sources"] = list(self.marks.sources)
         kept["seconds_thinking"] = round(self.seconds_thinking, 1)
+        kept["calls"] = [vars(call) for call in self.calls]
         if self.done is not None:
             kept["done"] = vars(replace(self.done, model=None, decode_ms=()))
         return kept
@@ -168,6 +263,14 @@ class Reply(Kept):
         if sum(n_characters for n_characters, _ in runs) != len(text):
             runs = []
         return cls(**vars(found), text=text, marks=Marks.of(runs, len(text), sources))
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object; None if it is none."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def waiting_notice(event: Waiting) -> str:

@@ -24,15 +24,18 @@ from app.api.log import current_call
 from app.api.replies import while_connected
 from app.api.service import memory_of
 from app.api.sse import EventStream, with_pings
+from app.mcp.config import ConfigError
+from app.mcp.servers import ToolError
 from app.page import steps
 from app.page.apart import Apart, Unreadable
 from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
 from app.page.feed import encoded
 from app.page.imported import chats_of
-from app.page.owners import Owners, is_from_here
+from app.page.owners import STRANGER, Owners, is_from_here, is_trusted
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
 from app.page.settings import How, read_settings
+from app.page.tools import Answer
 from app.page.turns import while_shown
 from app.store import NoSuchChat, StoreError, Turn
 from app.worker.messages import Status
@@ -78,8 +81,14 @@ Settings = Annotated[Json | None, Body(embed=True)]
 Text = Annotated[str, Body()]
 
 
-def ask_of(owner: Owner, settings: Settings = None) -> Ask:
-    return Ask(owner, settings)
+def require_trusted(http: Request, owner: Owner) -> None:
+    """Raise ApiError (403) for a stranger."""
+    if not is_trusted(http, owner):
+        raise ApiError(STRANGER, 403)
+
+
+def ask_of(http: Request, owner: Owner, settings: Settings = None) -> Ask:
+    return Ask(owner, settings, is_trusted(http, owner))
 
 
 Asked = Annotated[Ask, Depends(ask_of)]
@@ -93,6 +102,10 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
         status = 404 if isinstance(error, NoSuchChat) else 507
         return JSONResponse(error_body(str(error), status), status)
 
+    @app.exception_handler(ConfigError)
+    async def wrong(http: Request, error: ConfigError) -> JSONResponse:
+        return JSONResponse(error_body(str(error), 400), 400)
+
     app.state.owners = owners
     app.include_router(_routes(chats, owners))
 
@@ -100,6 +113,7 @@ def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
 def _routes(chats: Chats, owners: Owners) -> APIRouter:
     router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
     store, feed, backend, apart = chats.kept, chats.feed, chats.backend, Apart()
+    servers, trusted = chats.tools.servers, [Depends(require_trusted)]
     watching: list[asyncio.Task[None]] = []
     seen, told = Status(None), status_json(Status(None), None)
 
@@ -304,6 +318,36 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
                 shown = await while_shown(lambda: steps.shown(kept))
                 return Response(shown, media_type="application/json")
         raise ApiError("the steps of this reply are not kept", 404)
+
+    # Tools
+
+    @router.get("/tools", dependencies=trusted)
+    async def list_servers() -> Response:
+        return as_json({"file": str(servers.path), "servers": list(map(asdict, servers.states()))})
+
+    @router.post("/tools/{server}", dependencies=trusted)
+    async def start_server(
+        server: str, again: Annotated[bool, Body(embed=True)] = False
+    ) -> Response:
+        """Start a server for its tools; or end and start it ``again``."""
+        if all(one.name != server for one in servers.states()):
+            raise ApiError(f"there is no server {server[:40]!r} in {servers.path}", 404)
+        with suppress(ToolError):  # its state tells
+            await (servers.restart(server) if again else servers.tools([server]))
+        return await list_servers()
+
+    @router.post("/turns/{turn}/calls/{number}")
+    async def answer_call(
+        ask: Asked, turn: TurnId, number: TurnId, answer: Annotated[Answer, Body()]
+    ) -> Response:
+        return as_json(await chats.answer(ask, turn, number, answer))
+
+    @router.delete("/chats/{chat}/answers")
+    async def ask_again(owner: Owner, chat: str) -> Response:
+        kept = chats.store_of(chat)
+        await kept.transaction(lambda: kept.chat(chat, owner))
+        chats.tools.ask_again(chat)
+        return as_json({})
 
     # Races
 

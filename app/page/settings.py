@@ -34,6 +34,7 @@ class Settings:
     max_tokens  0: until the model ends or the context is full
     thinking    whether to reason first, if the model supports it; None: the model's default
     leave_out   leave out the oldest turns if the context is too small for all
+    tools       the servers whose tools the model may call, each with the tools that it may not
     """
 
     method: str = DEFAULT_METHOD
@@ -43,6 +44,7 @@ class Settings:
     system: str = ""
     thinking: StrictBool | None = None
     leave_out: StrictBool = True
+    tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _SETTINGS, _SAMPLING = TypeAdapter(Settings), TypeAdapter(SamplingParams)

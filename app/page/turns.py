@@ -15,6 +15,9 @@ from app.page.reply import Reply
 from app.store import Turn
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
+CALL_INTERRUPTED = (
+    "The server ended during this call. It may have been made, in part or as a whole."
+)
 PARTS = ("reasoning", "answer")
 # The fields of a reply that are shown as they are.
 _SHOWN = (
@@ -66,7 +69,7 @@ def in_javascript(text: str) -> int:
 def _spans(reply: Reply) -> list[tuple[str, int, int]]:
     """Where the parts are in a reply's text."""
     start, end, answer = reply.reasoning or (0, 0, 0)
-    return [("reasoning", start, end), ("answer", answer, len(reply.text))]
+    return [("reasoning", start, end), ("answer", answer, max(answer, reply.end))]
 
 
 def turn_json(
@@ -102,14 +105,16 @@ def turn_json(
 def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
     """What is shown of a reply beside its blocks."""
     is_running = state == "running"
-    is_cut_short = reply.is_cut_short or state == "interrupted"
+    is_cut_short = (reply.is_cut_short or state == "interrupted") and not reply.calls
+    interrupted = CALL_INTERRUPTED if reply.calls else INTERRUPTED
     return {
         **{name: getattr(reply, name) for name in _SHOWN},
         "state": state,
         "text": "" if is_running else reply.answer,
-        "notice": INTERRUPTED if state == "interrupted" else reply.notice,
+        "notice": interrupted if state == "interrupted" else reply.notice,
         "can_continue": not is_running and bool(reply.text) and is_cut_short,
         "seconds_thinking": round(reply.seconds_thinking, 1),
+        "calls": [call.as_json(is_running=is_running) for call in reply.calls],
     }
 
 

@@ -55,7 +55,10 @@ def as_markdown(chat: Chat, turns: Sequence[Turn]) -> str:
             names = [turn.reply.get("model"), turn.reply.get("method")]
             by = " · ".join(str(name) for name in names if name)
             error = str(turn.reply.get("error") or "")
-            texts = ["## Model", _folded(turn), error, f"<sub>{by}</sub>" if by else ""]
+            calls = turn.reply.get("calls")
+            made = quoted("Calls of tools", json.dumps(calls, indent=2, ensure_ascii=False))
+            texts = ["## Model", _folded(turn), made if calls else "", error]
+            texts.append(f"<sub>{by}</sub>" if by else "")
             parts.append("\n\n".join(filter(None, texts)) + "\n")
     return "\n".join(parts)
 

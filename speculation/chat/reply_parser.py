@@ -57,6 +57,8 @@ class ReplyParser:
     they arrive, so those of a reply that ends inside a call are incomplete.
 
     in_call  whether the arguments of a call have begun and not ended
+    n_read   how much of the text is in what was returned
+    call_at  where in the text the first call begins
 
     Models also write calls in another form than their template's. Those are read, too, if they name
     one of the tools: JSON that is an answer of its own, starts a line, or is in a block or a tag.
@@ -75,6 +77,8 @@ class ReplyParser:
         self._forms = [*own, _OTHER] if own and self._names else own
         self._types = parameter_types(tools) if format_ and format_.parameters else {}
         self.in_call = False
+        self.n_read = -len(opening)
+        self.call_at: int | None = None
         self._held = opening
         self._is_last = False  # no more text comes
         self._deltas: list[Delta] = []
@@ -100,9 +104,12 @@ class ReplyParser:
     def _take(self, n: int | None = None) -> str:
         n = len(self._held) if n is None else n
         taken, self._held = self._held[:n], self._held[n:]
+        self.n_read += len(taken)
         return taken
 
     def _begin(self, name: str) -> None:
+        if self.call_at is None:
+            self.call_at = self.n_read
         self._deltas.append(CallStart(self._n_calls, name))
         self._n_calls += 1
 

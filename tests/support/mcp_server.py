@@ -46,6 +46,8 @@ def result(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 def main(kind: str) -> None:
     if kind == "broken":
         sys.exit("no key was given")
+    if kind == "leaky":
+        sys.exit(f"the key {os.environ['KEY']} is wrong")
     names = [f"tool{i}" for i in range(10_000)] if kind == "many" else list(TOOLS)
     for line in sys.stdin:
         message = json.loads(line)

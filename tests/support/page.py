@@ -41,7 +41,7 @@ def served(
     is_one: bool = True,
 ) -> Iterator[Site]:
     """Serve the page's routes."""
-    chats = Chats(backend, Store(file))
+    chats = Chats(backend, Store(file), file.with_name("mcp.json"))
     app = FastAPI()
     handle_errors(app)
     add_routes(app, chats, Owners(is_one=is_one))

@@ -1,7 +1,7 @@
 // The settings of the open chat, the header that shows them, and the drawer at the right.
 //
 // Settings are JSON, kept with each chat: { method, parameters, sampling, max_tokens, system, thinking,
-// leave_out }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
+// leave_out, tools }, as settings.py reads them. Gradio renders the drawer's fields from them (fields.py) and calls
 // page.set when one changes.
 
 import { $, $$, askFor, inSize, memory, notify, openMenu, setChoices, setText, tried } from "./dom.js";
@@ -209,6 +209,7 @@ function showHeader() {
   document.body.classList.toggle("thinks", !!model?.has_thinking_switch);
   showMethods();
   showGauge();
+  $("#tools").textContent = ["Tools", Object.keys(settings.tools ?? {}).join(", ")].filter(Boolean).join(": ");
   setText($("#about"), about ? [about, model.about].filter(Boolean).join(". ") : "No model is loaded yet.");
 }
 

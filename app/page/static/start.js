@@ -14,6 +14,7 @@ import {
 } from "./composer.js";
 import { startReplay } from "./replay.js";
 import { openRace } from "./race.js";
+import { openTools } from "./tools.js";
 
 // Each card of main.html has a message, maybe with a file. A click sends it, or has two methods race on it.
 function startCards() {
@@ -96,6 +97,7 @@ function startHeader() {
   $("#show-settings").onclick = toggleSettings;
   $("#close-drawer").onclick = closeDrawer;
   $("#help").onclick = showKeys;
+  $("#tools").onclick = openTools;
   $("#model").onclick = openModels;
   $("#model-error button").onclick = dismissError;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);

@@ -10,6 +10,7 @@ import { copyLink, duplicate, here, leaveList, showChats } from "./chats.js";
 import { focusBox, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
 import { openReplay } from "./replay.js";
 import { openRace } from "./race.js";
+import { callOf } from "./tools.js";
 import { openModels } from "./models.js";
 
 export let chat = null; // as ChatJson; null: a new one
@@ -144,7 +145,7 @@ function showLeftOut() {
 }
 
 function articleOf(turn) {
-  const { id, role, text, siblings = [], files = [], cells = [], reasoning = [], blocks = [] } = turn;
+  const { id, role, text, siblings = [], files = [], cells = [], reasoning = [], blocks = [], calls = [] } = turn;
   const isReply = role !== "user";
   const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
@@ -184,6 +185,7 @@ function articleOf(turn) {
     part("ul", files.length, { class: "files", "aria-label": "Attached files" }, ...files.map(fileOf)),
     part("details", reasoning.length, { class: "thoughts" }, ...thinking),
     markdown(isReply ? "answer" : "said", blocks, isReply || text),
+    part("ul", calls.length, { class: "calls", "aria-label": "Calls of tools" }, ...calls.map(callOf)),
     part("p", turn.notice, { class: "notice", role: "status" }, turn.notice),
     part("p", turn.error, { class: "error", role: "alert" }, turn.error),
     part("div", turn.sentence || cells.length, { class: "speed" }, ...speed),
@@ -265,6 +267,7 @@ const ACTIONS = {
     if (!unfolded.delete(turn.id)) unfolded.add(turn.id);
     showTurn(turn);
   },
+  answer: ({ id }, { dataset }) => api("POST", `/turns/${id}/calls/${dataset.n}`, { answer: dataset.answer }),
   file: async ({ id }, { dataset }) => {
     const { name, text } = await api("GET", `/turns/${id}/files/${dataset.n}`);
     openDialog(name, "wide", h("pre", { class: "file", tabindex: 0, dir: "auto" }, text));
@@ -416,7 +419,9 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, sentence, set }
     Object.assign(turn, set);
     showTurn(turn);
     if ("state" in set) setCurrent(article);
-    if (set.state && set.state !== "running") setText($("#said"), set.error || "The reply is complete");
+    const waits = turn.calls?.some((call) => call.state === "asked");
+    const end = waits ? "A call of a tool waits for your answer" : "The reply is complete";
+    if (set.state && set.state !== "running") setText($("#said"), set.error || end);
     showGauge();
     showComposer();
   } else {
