@@ -472,7 +472,7 @@ def test_a_method_of_a_file_is_offered_by_name_but_no_request_can_run_a_file(
         assert "mine" in [method["name"] for method in http.get("/props").json()["methods"]]
         offered = http.get("/page/state").json()["methods"]
         assert {"name": "mine", "title": "mine"}.items() <= offered[-1].items()
-        assert 'dataset.method = \\"mine:draft=3\\"' in http.get("/config").text
+        assert '\\"method\\": \\"mine:draft=3\\"' in http.get("/config").text
         for given, method in (({}, "mine:draft=3"), ({"speculation": {"method": "mine"}}, "mine")):
             reply = http.post("/completion", json={"prompt": "a", "n_predict": 3, **given})
             assert reply.json()["generation_settings"]["speculation"] == method

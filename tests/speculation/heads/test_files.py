@@ -132,7 +132,7 @@ def test_files_without_heads_are_refused(tmp_path: Path, target: Path) -> None:
         reason: type[Exception]
         for path, reason, message in (
             (target, ModelError, "no drafting heads: its architecture is 'llama'"),
-            (text, ModelError, "b'some'"),
+            (text, ModelError, "is not a model in the GGUF format"),
             (tmp_path / "none.gguf", ModelError, "file not found"),
             (owl, ModelError, "method 'owl', which this version does not support"),
         ):
