@@ -17,8 +17,8 @@ from tests.support.paths import ROOT
 # Lines of Python, JavaScript, CSS, HTML and shell, with blank lines and docstrings.
 CAPS = {
     "app": 1148,
-    "app/api": 3925,
-    "app/mcp": 514,
+    "app/api": 3937,
+    "app/mcp": 517,
     "app/page": 4816,
     "app/page/static": 3068,
     "app/store": 1479,

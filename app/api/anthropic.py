@@ -21,17 +21,19 @@ from app.api.requests import (
     Chat,
     Content,
     Message,
-    OneReply,
     Part,
     Parts,
-    Posted,
-    ResponseFormat,
-    Stops,
-    Tagged,
     Talk,
     ToolChoice,
 )
 from app.api.response_tools import defined
+from app.api.sampling import (
+    OneReply,
+    Posted,
+    ResponseFormat,
+    Stops,
+    Tagged,
+)
 from app.api.service import Engine
 from app.worker.messages import Done, Event
 

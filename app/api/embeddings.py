@@ -15,9 +15,10 @@ from pydantic import Field
 
 from app.api.body import Call
 from app.api.errors import ApiError
-from app.api.json_text import as_long_json
+from app.api.json_text import as_json
 from app.api.replies import answer
-from app.api.requests import JsonPrompt, Posted, Prompt, prompts_of
+from app.api.requests import JsonPrompt, Prompt, prompts_of
+from app.api.sampling import Posted
 from app.api.service import Engine
 from app.worker.messages import Embed
 
@@ -48,9 +49,10 @@ async def embed(asked: EmbeddingRequest, http: Request, service: Engine) -> Resp
     question = Embed(tuple(texts))
     found = await answer(service.backend, question)
     vectors = [np.frombuffer(vector, "<f4") for vector in found.vectors]
-    data = _written(_shortened(vectors, asked.dimensions), asked.encoding_format)
+    short = _shortened(vectors, asked.dimensions)
     counts = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
-    return await as_long_json({"object": "list", "model": name, "usage": counts}, "data", data)
+    head = {"object": "list", "model": name, "usage": counts}
+    return await as_json(lambda: {**head, "data": [*_written(short, asked.encoding_format)]})
 
 
 def _shortened(

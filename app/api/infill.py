@@ -13,7 +13,8 @@ from app.api.body import Call
 from app.api.errors import ApiError
 from app.api.native import completed
 from app.api.replies import answer
-from app.api.requests import Completion, Posted, prompts_of
+from app.api.requests import Completion, prompts_of
+from app.api.sampling import Posted
 from app.api.service import MOST_PROMPTS, Engine, Service
 from app.worker.messages import Tokenize
 

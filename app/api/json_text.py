@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastapi.responses import Response
 
-PART = 500  # items
 FEW = 16  # of which each may be large
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -25,8 +23,8 @@ def dumps(value: Any) -> str:
 
 
 async def as_json(make: Callable[[], Any]) -> Response:
-    """What ``make`` returns, made and written in a thread: the probabilities of a long reply take
-    seconds, in which other calls go on."""
+    """What ``make`` returns, made and written in a thread: the probabilities of a long reply, or
+    many vectors, take seconds, in which other calls go on."""
     text = await asyncio.to_thread(lambda: "".join(_pieces(make())))
     return Response(text, media_type="application/json")
 
@@ -44,19 +42,6 @@ def _pieces(value: Any) -> Iterator[str]:
         yield "]"
     else:
         yield dumps(value)
-
-
-async def as_long_json(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
-    """``head`` with a list of many ``items`` under a name. It is made a part at a time in a thread:
-    others run in between."""
-
-    def make() -> str:
-        left, parts = iter(items), list[str]()
-        while part := list(islice(left, PART)):
-            parts.append(dumps(part)[1:-1])
-        return f"{dumps({**head, name: []})[:-2]}{','.join(parts)}]}}"
-
-    return Response(await asyncio.to_thread(make), media_type="application/json")
 
 
 def finite(value: Any) -> Any:

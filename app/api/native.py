@@ -14,10 +14,11 @@ from pydantic import Field, model_validator
 from app.api.body import Call
 from app.api.errors import ApiError, error_body
 from app.api.facts import Gathered, native_probs, timings
-from app.api.json_text import as_long_json, finite
+from app.api.json_text import as_json, finite
 from app.api.replies import answer
 from app.api.reply import Chunk, Reply
-from app.api.requests import MOST_TOKENS, ChatCompletion, Completion, Posted
+from app.api.requests import MOST_TOKENS, ChatCompletion, Completion
+from app.api.sampling import Posted
 from app.api.service import FINGERPRINT, Engine, Service
 from app.worker.messages import (
     Chance,
@@ -138,11 +139,12 @@ async def slots(service: Engine) -> list[dict[str, Any]]:
 async def tokenize(asked: Tokenization, http: Request, service: Engine) -> Response:
     question = Tokenize(asked.content, asked.add_special, asked.parse_special, asked.with_pieces)
     found = (await answer(service.backend, question)).tokens
-    tokens: Iterator[Any] = (token for token, _ in found)
-    if asked.with_pieces:
-        tokens = ({"id": token, "piece": _piece(piece)} for token, piece in found)
-    # By hand: FastAPI looks at each item of a list, for seconds.
-    return await as_long_json({}, "tokens", tokens)
+
+    def told(token: int, piece: bytes) -> int | dict[str, Any]:
+        return {"id": token, "piece": _piece(piece)} if asked.with_pieces else token
+
+    # Not by FastAPI, which looks at each item of a list, for seconds.
+    return await as_json(lambda: {"tokens": [told(*one) for one in found]})
 
 
 @router.post("/detokenize")

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from app.api.errors import ApiError, error_body
 from app.api.facts import Gathered, Shown, timings
 from app.api.json_text import as_json, dumps
-from app.api.requests import Sampling
+from app.api.sampling import Sampling
 from app.api.service import Service
 from app.api.sse import PING, EventStream, with_pings
 from app.worker.messages import ChatRequest, Done, Event, Opening, Tokens

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from app.api.errors import ApiError, unsupported
 from app.api.json_text import dumps
-from app.api.requests import MOST_LISTED, Choice, Posted, Tagged, ToolChoice
+from app.api.requests import MOST_LISTED, Choice, ToolChoice
+from app.api.sampling import Posted, Tagged
 
 _DEFAULT = "functions"  # OpenAI's name for what is in no namespace
 _LONGEST = 64  # characters of a name

@@ -16,7 +16,8 @@ from app.api.errors import ApiError
 from app.api.history import History
 from app.api.log import current_call
 from app.api.replies import Replies, answer
-from app.api.requests import LONGEST_STOP, MOST_BIASES, Chat, Completion, Sampling, prompts_of
+from app.api.requests import Chat, Completion, prompts_of
+from app.api.sampling import LONGEST_STOP, MOST_BIASES, Sampling
 from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import (

@@ -252,7 +252,7 @@ class _Connection:
     async def _keep_open(self, ready: asyncio.Future[Client], errors: IO[str]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(_client(self.server, errors))
+                client = await _connect(self.server, errors, stack)
                 self.state = await self._listed(client)
                 ready.set_result(client)
                 await self._closing.wait()
@@ -285,15 +285,17 @@ class _Connection:
         return State(self.name, "on", note, tuple(found))
 
 
-def _client(server: config.Server, errors: Any) -> Client:
+async def _connect(server: config.Server, errors: Any, stack: AsyncExitStack) -> Client:
+    """The client of a server, which is open as long as ``stack``."""
     from mcp import Client, StdioServerParameters  # takes half a second to import
     from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
 
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what servers send
     if server.url:
+        http = await stack.enter_async_context(_http(server))
         transport: Any = streamable_http_client(
-            server.url, http_client=_http(server), max_sse_event_size=MOST_LINE
+            server.url, http_client=http, max_sse_event_size=MOST_LINE
         )
     else:
         relay = ["-I", str(_RELAY), str(MOST_LINE), server.command, *server.args]
@@ -301,7 +303,8 @@ def _client(server: config.Server, errors: Any) -> Client:
             command=sys.executable, args=relay, env=server.env, cwd=server.cwd
         )
         transport = stdio_client(params, errlog=errors)
-    return Client(transport, read_timeout_seconds=CALL_SECONDS, cache=None)
+    client = Client(transport, read_timeout_seconds=CALL_SECONDS, cache=None)
+    return await stack.enter_async_context(client)
 
 
 def _http(server: config.Server) -> Any:

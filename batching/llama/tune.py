@@ -1,6 +1,6 @@
 """Finds the settings with which a model is fastest on this CPU, by trying each while nothing runs.
 
-What is fastest depends on the weights and the processor, so nothing is assumed but to begin with.
+What is fastest depends on the weights and the processor, so it is measured.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from app.mcp.config import ConfigError, read
 from app.mcp.servers import Result, Servers, Tool, ToolError, safe_name
 from tests.support.paths import ROOT
+from tools.compare import free_port
 
 PROGRAM = {"command": sys.executable, "cwd": str(ROOT)}
 
@@ -118,6 +121,45 @@ def test_a_server_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         "missing cannot be used: no-such-program: No such file or directory",
         f"there is no server 'unknown' in {path}",
     ]
+
+
+HTTP = """
+import sys
+from mcp.server import MCPServer
+
+server = MCPServer("test")
+@server.tool()
+def echo(text: str) -> str:
+    return text
+
+@server.tool()
+def big() -> str:
+    return "x" * 6_000_000
+
+server.run("streamable-http", port=int(sys.argv[1]))
+"""
+
+
+def test_a_server_at_a_url_has_the_same_limit(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def work(servers: Servers) -> list[Result]:
+        for _ in range(300):
+            with suppress(ToolError):  # it is not there yet
+                await servers.restart("test")
+                break
+            await asyncio.sleep(0.1)
+        tools = await by_name(servers)
+        return [await servers.call(tools[name], {"text": "hi"}) for name in ("echo", "big", "echo")]
+
+    path = written(tmp_path / "mcp.json", test={"url": f"http://127.0.0.1:{port}/mcp"})
+    with subprocess.Popen([sys.executable, "-c", HTTP, str(port)]) as program:
+        try:
+            found = run(path, work)
+        finally:
+            program.kill()
+    assert found[::2] == [Result("hi"), Result("hi")]
+    assert found[1] == Result("test ended during the call", is_error=True)
 
 
 def test_a_changed_file_starts_the_server_anew(tmp_path: Path) -> None:
