@@ -51,7 +51,7 @@ def parse_flags(
         "--method",
         help=f"{', '.join(METHODS)}, or FILE.py:SPEC for one of your own (examples/README.md); "
         f"optionally with :parameter=value,… "
-        f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
+        f"(default: {DEFAULT_METHOD})",
     )
     add(
         "--host",
