@@ -1,6 +1,6 @@
 """Files of drafting heads: how kinds are recognised, and what Medusa, ReDrafter and EAGLE share.
 
-A file records the model the heads were trained on. docs/heads.md lists metadata and tensors.
+A file records the model the heads were trained on. docs/heads.md explains the kinds.
 """
 
 from __future__ import annotations
