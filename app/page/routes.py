@@ -174,7 +174,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.get("/search")
     async def search(owner: Owner, q: str) -> Response:
-        hits, n = await store.transaction(lambda: store.search(owner, q))
+        hits, n = await asyncio.wrap_future(store.search(owner, q))
         told = [
             {
                 "chat": chats.as_json(hit.chat),

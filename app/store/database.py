@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from threading import get_ident
@@ -44,7 +45,7 @@ class Database:
         self.damaged: Path | None = None
         self._in_memory = str(path) == MEMORY
         self._schema, self._version = schema, version
-        self._thread = ThreadPoolExecutor(1, "chats")
+        self._thread, self._reader = ThreadPoolExecutor(1, "chats"), ThreadPoolExecutor(1, "search")
         try:
             self._ident = self._thread.submit(get_ident).result()
             self._connection = self._thread.submit(self._told, self._open).result()
@@ -62,12 +63,27 @@ class Database:
         """The same, for who does not wait here."""
         return self._thread.submit(self._told, lambda: _within(self._connection, work))
 
+    def read(self, work: Work[T]) -> Future[T]:
+        """What ``work`` finds, in a thread and a connection of its own: no other waits for it."""
+        if self._in_memory:
+            return self.submit(work)
+
+        def found() -> T:
+            address = f"{self.path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+                connection.row_factory = sqlite3.Row
+                connection.execute("BEGIN")  # what it sees is of one moment
+                return work(connection)
+
+        return self._reader.submit(self._told, found)
+
     def forget(self) -> None:
         """Leave no byte of what was deleted in the log, unless another program reads it now."""
         query = "PRAGMA wal_checkpoint(TRUNCATE)"
         self._thread.submit(lambda: self._connection.execute(query).fetchall()).result()
 
     def close(self) -> None:
+        self._reader.shutdown()
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
         self._lock.release()

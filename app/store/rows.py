@@ -48,9 +48,8 @@ def _column(value: object) -> object:
 def chat_of(row: sqlite3.Row) -> Chat:
     fields = {name: row[name] for name in Chat.__dataclass_fields__}
     fields["settings"] = json.loads(row["settings"])
-    return Chat(
-        **{**fields, "is_named": bool(row["is_named"]), "is_pinned": bool(row["is_pinned"])}
-    )
+    flags = {name: bool(row[name]) for name in ("is_named", "is_pinned")}
+    return Chat(**{**fields, **flags})
 
 
 def turn_of(row: sqlite3.Row) -> Turn:
@@ -124,10 +123,8 @@ def _insert(db: sqlite3.Connection, table: str, fields: Mapping[str, object]) ->
 
 def live_turns(db: sqlite3.Connection, chat: str) -> list[Turn]:
     """All turns that were not deleted, parents before their children."""
-    found = db.execute(
-        "SELECT * FROM turns WHERE chat = ? AND deleted_at IS NULL ORDER BY id", (chat,)
-    )
-    return [turn_of(row) for row in found]
+    query = "SELECT * FROM turns WHERE chat = ? AND deleted_at IS NULL ORDER BY id"
+    return [turn_of(row) for row in db.execute(query, (chat,))]
 
 
 def latest_below(db: sqlite3.Connection, turn: int) -> int:

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -116,10 +117,8 @@ class Store:
     @_runs
     def _purge(self, db: Connection) -> int:
         """Returns the number of chats and turns that went."""
-        n, before = 0, (self._clock() - KEEP_DELETED,)
-        for table in ("turns", "chats"):
-            n += db.execute(f"DELETE FROM {table} WHERE deleted_at < ?", before).rowcount
-        return n
+        query, before = "DELETE FROM {} WHERE deleted_at < ?", (self._clock() - KEEP_DELETED,)
+        return sum(db.execute(query.format(one), before).rowcount for one in ("turns", "chats"))
 
     @_runs
     def _begin(self, db: Connection) -> None:
@@ -142,12 +141,7 @@ class Store:
 
     @_runs
     def chats(
-        self,
-        db: Connection,
-        owner: str,
-        *,
-        before: str | None = None,
-        limit: int = 100,
+        self, db: Connection, owner: str, *, before: str | None = None, limit: int = 100
     ) -> list[Chat]:
         """Pinned ones first, then the latest; those listed after the chat ``before``."""
         query = """SELECT * FROM chats WHERE owner = :owner AND deleted_at IS NULL
@@ -298,10 +292,8 @@ class Store:
         """Delete a turn and what follows it. If the branch that is shown had it, the latest
         sibling's is shown instead, else the one that ends with the parent."""
         found = get_turn(db, turn, owner)
-        db.execute(
-            f"UPDATE turns SET deleted_at = ? WHERE deleted_at IS NULL AND id IN ({BELOW})",
-            (self._clock(), turn),
-        )
+        query = f"UPDATE turns SET deleted_at = ? WHERE deleted_at IS NULL AND id IN ({BELOW})"
+        db.execute(query, (self._clock(), turn))
         shown = get_chat(db, found.chat, owner).leaf
         if shown in (row["id"] for row in db.execute(BELOW, (turn,))):
             query = """SELECT max(id) FROM turns
@@ -317,19 +309,14 @@ class Store:
         found = get_turn(db, turn, owner, deleted=True)
         if found.parent is not None:
             get_turn(db, found.parent, owner)
-        db.execute(
-            f"UPDATE turns SET deleted_at = NULL WHERE deleted_at = ? AND id IN ({BELOW})",
-            (found.deleted_at, turn),
-        )
+        query = f"UPDATE turns SET deleted_at = NULL WHERE deleted_at = ? AND id IN ({BELOW})"
+        db.execute(query, (found.deleted_at, turn))
         set_fields(db, "chats", found.chat, leaf=latest_below(db, turn))
         return get_chat(db, found.chat, owner)
 
-    @_runs
-    def search(
-        self, db: Connection, owner: str, text: str, limit: int = 50
-    ) -> tuple[list[Hit], int]:
+    def search(self, owner: str, text: str, limit: int = 50) -> Future[tuple[list[Hit], int]]:
         """Titles, then turns, latest first, with all words of ``text``; and how many there are."""
-        return search.find(db, owner, text, limit)
+        return self.database.read(lambda db: search.find(db, owner, text, limit))
 
     # Presets
 

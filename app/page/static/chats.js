@@ -164,7 +164,11 @@ export function startChats() {
     newChat(!isIncognito);
     currentTarget.ariaPressed = String(isIncognito);
   };
-  $("#search").oninput = search;
+  let typing = 0;
+  $("#search").oninput = () => {
+    clearTimeout(typing);
+    typing = setTimeout(search, 150); // the server reads all texts
+  };
   $("#theme").onclick = switchTheme;
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [

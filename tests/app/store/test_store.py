@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def talk(store: Store, *said: str, owner: str = "") -> tuple[Chat, list[int]]:
 
 
 def search(store: Store, text: str, limit: int = 50) -> list[Hit]:
-    return store.search("", text, limit)[0]
+    return store.search("", text, limit).result()[0]
 
 
 def exported(store: Store, owner: str = "", chat: str | None = None) -> list[dict[str, Any]]:
@@ -185,7 +186,10 @@ def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Sto
     assert search(store, "tale engines") == []
     assert [hit.turn for hit in hits] == [ask, reply]
     assert [hit.turn for hit in search(store, "skoda", limit=2)] == [None, reply]
-    assert [store.search("", "skoda", limit=n)[1] for n in (50, 1)] == [2, 3]  # not all are seen
+    assert [store.search("", "skoda", limit=n).result()[1] for n in (50, 1)] == [
+        2,
+        3,
+    ]  # not all are seen
     assert search(store, "long")[0].snippet.endswith("\2long\3 \2long\3 lon…")
     running = store.add_turn(chat.id, "", reply, "assistant", "", state="running").id
     store.save_reply(running, "zebra", {}, "running")
@@ -195,6 +199,22 @@ def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Sto
     store.save_reply(running, "horse", {}, "done")
     assert search(store, "zebra") == []
     assert [hit.turn for hit in search(store, "horse")] == [running]
+
+
+def test_a_search_waits_for_no_other_work(tmp_path: Path) -> None:
+    kept, begun, go_on = Store(tmp_path / "chats.db"), Event(), Event()
+    _, (turn,) = talk(kept, "a whale")
+
+    def work(_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    busy = kept.database.submit(work)
+    assert begun.wait(60)
+    assert [hit.turn for hit in kept.search("", "whale").result(60)[0]] == [turn]
+    go_on.set()
+    busy.result()
+    kept.close()
 
 
 def test_search_finds_words_of_scripts_without_spaces(store: Store) -> None:
@@ -302,6 +322,6 @@ def test_owners_never_see_each_others_chats(store: Store) -> None:
             call()
     assert [one.title for one in store.chats("bob")] == ["mine"]
     assert [one["title"] for one in exported(store, "bob")] == ["mine"]
-    assert (store.search("bob", "secret"), store.presets("bob")) == (([], 0), [])
+    assert (store.search("bob", "secret").result(), store.presets("bob")) == (([], 0), [])
     assert store.chat(own.id, "bob").leaf == own_ask
     assert store.chat(chat.id, "ann") == chat
