@@ -28,15 +28,7 @@ from batching.llama.hardware import available_memory
 from speculation.registry import PAIRED, ModelEntry, RegistryError, is_local
 from speculation.registry.describe import Shape, describe
 from speculation.registry.entries import HubFile, PackageFile, parse_hub, title_of
-from speculation.registry.fit import (
-    PROCESS,
-    Memory,
-    Smaller,
-    Wanted,
-    fit,
-    need,
-    own_context,
-)
+from speculation.registry.fit import PROCESS, Memory, Smaller, Wanted, fit, need, own_context
 from speculation.registry.found import is_model_name
 from speculation.registry.hub import Partial, gguf_files
 from speculation.registry.local import (
@@ -326,10 +318,7 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
     """Add the routes. The page's others must be there already, for they know the owners."""
     models = ModelList(chats, spec)
     router = APIRouter(
-        prefix="/page/models",
-        route_class=Limited,
-        tags=["page"],
-        dependencies=[Depends(owner_of)],
+        prefix="/page/models", route_class=Limited, tags=["page"], dependencies=[Depends(owner_of)]
     )
 
     def look() -> None:

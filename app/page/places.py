@@ -166,9 +166,4 @@ def browse(folder: str) -> dict[str, Any]:
         raise ApiError(f"cannot look into {str(path)!r:.300}: {why}", 404, param="folder") from None
     for found in (folders, files):
         found.sort(key=lambda one: str(one["name"]).lower())
-    return {
-        "folder": str(path),
-        "parent": str(path.parent),
-        "folders": folders,
-        "files": files,
-    }
+    return {"folder": str(path), "parent": str(path.parent), "folders": folders, "files": files}

@@ -53,9 +53,9 @@ export function showChats() {
   const isSearch = $("#search").value.trim() !== "";
   const rows = isSearch ? hits.map(hitRow) : chats.map(row);
   const groups = isSearch ? [] : chats.map(groupOf);
-  const parts = rows.flatMap((row, n) => [groups[n] !== groups[n - 1] && h("h3", {}, groups[n]), row]);
+  const parts = rows.flatMap((row, n) => [groups[n] !== groups[n - 1] && h("h3", groups[n]), row]);
   const older = button("Older chats", () => readChats(chats), { class: "plain earlier" });
-  const none = h("p", { class: "quiet" }, isSearch ? "Nothing found." : "No chats yet.");
+  const none = h("p.quiet", isSearch ? "Nothing found." : "No chats yet.");
   render(list, ...parts, !isSearch && hasOlder && older, !rows.length && none);
   const links = $$("a", list);
   roving(links, links.find((link) => link.ariaCurrent) ?? links[0]);
@@ -69,7 +69,7 @@ function row(one) {
   return h(
     "div",
     { class: "row", id: `chat-${one.id}` },
-    h("span", { class: "dot", role: "img", "aria-label": "is replying", hidden: !one.running }),
+    h("span.dot", { role: "img", "aria-label": "is replying", hidden: !one.running }),
     h("a", { href, dir: "auto", title, "aria-current": current }, title),
     iconButton("more", `Actions for ${title}`, menu, { tabindex: -1, "aria-haspopup": "menu" }),
   );
@@ -128,10 +128,10 @@ const search = tried(async () => {
 
 function hitRow({ chat: { id, title }, turn, snippet: parts }) {
   const hash = turn ? `#chat=${id}&turn=${turn}` : `#chat=${id}`;
-  const shown = parts.map((part, at) => (at % 2 ? h("mark", {}, part) : part));
-  const snippet = h("span", { class: "snippet", dir: "auto" }, ...shown);
+  const shown = parts.map((part, at) => (at % 2 ? h("mark", part) : part));
+  const snippet = h("span.snippet", { dir: "auto" }, ...shown);
   const name = h("b", { dir: "auto" }, title || "Untitled");
-  return h("div", { class: "row hit" }, h("a", { href: here(hash) }, name, snippet));
+  return h("div.row.hit", h("a", { href: here(hash) }, name, snippet));
 }
 
 // Export and import

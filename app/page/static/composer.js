@@ -80,7 +80,7 @@ export function compose(text, files) {
       box().focus();
     };
     const cross = iconButton("close", `Remove ${name}`, remove);
-    return h("li", {}, h("bdi", { title: name }, name), h("span", {}, inSize(size)), cross);
+    return h("li", h("bdi", { title: name }, name), h("span", inSize(size)), cross);
   });
   $("#files").replaceChildren(...chips);
   keepDraft();

@@ -5,23 +5,26 @@ import morph from "./morphdom.js"; // 2.7.8, as npm has it; its licence is in mo
 export const $ = (selector, within = document) => within.querySelector(selector);
 export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-// h("a", { href: "#", onclick }, "text") makes an element. Attributes that are false or null are left out, and
-// children that are nothing.
-export const h = (tag, ...given) => filled(document.createElement(tag), ...given);
-export const svg = (tag, ...given) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...given);
-function filled(made, attributes = {}, ...children) {
-  made.handlers = {};
+// h("a.plain", { href: "#", onclick }, "text") makes an element with a class; attributes may be left out, and those
+// that are false or null are, and children that are nothing.
+export const h = (...given) => filled("http://www.w3.org/1999/xhtml", ...given);
+export const svg = (...given) => filled("http://www.w3.org/2000/svg", ...given);
+function filled(namespace, tag, ...given) {
+  const [name, ...classes] = tag.split(".");
+  const attributes = given[0]?.constructor === Object ? given.shift() : {};
+  const made = Object.assign(document.createElementNS(namespace, name), { handlers: {} });
+  if (classes.length) made.setAttribute("class", classes.join(" "));
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.handlers[name] = value;
     else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
   }
-  Object.assign(made, made.handlers).append(...children.filter(Boolean));
+  Object.assign(made, made.handlers).append(...given.filter(Boolean));
   return made;
 }
 
 // Makes an element like another one, or gives it these children. What stays, known by its id or else its place,
 // keeps focus, selection, scroll position and what is open.
-export const render = (box, ...children) => change(box, h(box.tagName, {}, ...children), { childrenOnly: true });
+export const render = (box, ...children) => change(box, h(box.localName, ...children), { childrenOnly: true });
 export function change(old, now, options) {
   const focused = document.activeElement;
   morph(old, now, { onBeforeElUpdated: takeOver, ...options });
@@ -61,6 +64,8 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
   element.hidden = !text;
 }
+
+export const plain = (label, onclick, attributes) => button(label, onclick, { class: "plain", ...attributes });
 
 // An icon of main.html.
 export const icon = (name) => svg("svg", { "aria-hidden": "true" }, svg("use", { href: `#icon-${name}` }));
@@ -102,7 +107,7 @@ export function makeGroup(element) {
 
 // Shows a menu at a button: [label, action] each.
 export function openMenu(anchor, choices) {
-  const box = h("div", { class: "menu", role: "menu", popover: "auto", "aria-label": anchor.ariaLabel });
+  const box = h("div.menu", { role: "menu", popover: "auto", "aria-label": anchor.ariaLabel });
   const choose = (action) => () => {
     box.hidePopover();
     action();
@@ -134,11 +139,12 @@ export function showAt(box, { left, right, bottom, top }) {
   box.style.top = `${bottom + height + 8 > innerHeight ? Math.max(8, top - height - 4) : bottom + 4}px`;
 }
 
-// A modal dialog with a heading; it ends with Escape, its cross, or close().
+// A modal dialog with a heading and a place for errors; it ends with Escape, its cross, or close().
 export function openDialog(title, kind, ...content) {
   const cross = iconButton("close", "Close", () => dialog.close());
-  const heading = h("header", {}, h("h2", {}, title), cross);
-  const dialog = h("dialog", { "aria-label": title, class: kind }, heading, ...content);
+  const heading = h("header", h("h2", title), cross);
+  const error = h("p.error", { role: "alert", hidden: true });
+  const dialog = h("dialog", { "aria-label": title, class: kind }, heading, error, ...content);
   dialog.onclose = () => dialog.remove();
   $("#main").append(dialog);
   dialog.showModal();
@@ -155,14 +161,14 @@ async function answerTo(title, ...content) {
 // Asks for a line of text; undefined if the user leaves it.
 export async function askFor(title, value = "") {
   const field = h("input", { value, "aria-label": title, dir: "auto", maxlength: 80 });
-  const answer = answerTo(title, field, h("button", { class: "primary", value: "save" }, "Save"));
+  const answer = answerTo(title, field, h("button.primary", { value: "save" }, "Save"));
   field.select();
   return (await answer) ? field.value.trim() : undefined;
 }
 
 export async function askWhether(question, text, yes, no) {
-  const answers = [h("button", { class: "primary", value: "yes" }, yes), h("button", { class: "plain" }, no)];
-  return (await answerTo(question, h("p", {}, text), ...answers)) === "yes";
+  const answers = [h("button.primary", { value: "yes" }, yes), h("button.plain", no)];
+  return (await answerTo(question, h("p", text), ...answers)) === "yes";
 }
 
 // Asks for files of this machine; the browser shows its own dialog.
@@ -181,13 +187,15 @@ export function notify(text, label, action) {
     notify("");
     tried(action)();
   };
-  box.replaceChildren(...(text ? [h("span", {}, text)] : []), ...(label ? [button(label, act)] : []));
+  box.replaceChildren(...(text ? [h("span", text)] : []), ...(label ? [button(label, act)] : []));
   box.togglePopover(!!text); // above the list of chats on a phone, and above dialogs
   if (text) noticeEnds = setTimeout(() => box.matches(":hover, :focus-within") || notify(""), 10_000);
 }
 
-// Wraps an action: an error it raises is shown at its place, until a later action there succeeds.
-export function tried(action, place = () => $("#alert")) {
+// Wraps an action: an error it raises is shown at its place, which is the open dialog if there is one, until a later
+// action there succeeds.
+const placeOfErrors = () => $$("dialog[open] > .error").at(-1) ?? $("#alert");
+export function tried(action, place = placeOfErrors) {
   return async (...given) => {
     try {
       const result = await action(...given);

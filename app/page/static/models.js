@@ -1,6 +1,8 @@
 // The models: those on this machine, those that models.txt names, and any GGUF of the Hub.
 
-import { $, $$, askWhether, button, h, inSize, notify, openDialog, render, selectOf, setText, tried } from "./dom.js";
+import {
+  $, $$, askWhether, button, h, inSize, notify, openDialog, plain, render, selectOf, setText, tried,
+} from "./dom.js";
 import { api, listeners } from "./api.js";
 import {
   NEEDS, askedFor, changeSettings, dismissError, loadError, progressOf, server, titleOf,
@@ -11,98 +13,92 @@ let modelList = null; // as GET page/models says, while the dialog is open
 let hubList = null; // as GET page/models/hub says
 let openedModel = ""; // whose details are shown
 let folder = null; // as GET page/models/browse says
-let loadWith = { n_ctx: 0, kv_type: "f16", exact: false }; // what the models are to be loaded with
+let loadWith = { kv_type: "f16", exact: false }; // what the models are to be loaded with; what is null is usual
 const KV_TYPES = ["f16", "q8_0", "q5_1", "q4_0", "f32"];
 const ownSpecs = {}; // of each model: { draft_model, heads }
+let actLoaded = null; // what the dialog was opened for, to be done with the model that is chosen there
 
-const loadQuery = () =>
-  `n_ctx=${loadWith.n_ctx}&kv_type=${loadWith.kv_type}` +
-  (loadWith.n_gpu_layers == null ? "" : `&n_gpu_layers=${loadWith.n_gpu_layers}`);
+const given = (all) => Object.fromEntries(Object.entries(all).filter(([, value]) => value != null));
+const loadQuery = () => new URLSearchParams(given(loadWith));
 const isLoaded = ({ name }) => server.status?.model?.spec.model === name;
 const modelsBox = () => $("#models");
 const joined = (by, parts) => parts.filter(Boolean).join(by);
-const quiet = (text) => text && h("p", { class: "quiet" }, text);
+const quiet = (text) => text && h("p.quiet", text);
 
-export async function openModels() {
-  const spec = server.status?.model?.spec;
+export async function openModels(act = null) {
+  actLoaded = act;
+  const { spec, n_threads, gpu_layers: [n_layers, of] = [] } = server.status?.model ?? {};
   if (spec) {
     loadWith = settingsOf(spec);
     openedModel = spec.model;
     ownSpecs[spec.model] = { draft_model: spec.draft_model, heads: spec.heads };
   }
-  const value = loadWith.n_ctx || "";
-  const n_ctx = h("input", { type: "number", min: 0, step: 256, value, placeholder: "own" });
-  const kv_type = selectOf({}, KV_TYPES.map((type) => [type]), loadWith.kv_type);
-  const { n_threads, gpu_layers: [n_layers, of] = [0, 0] } = server.status?.model ?? {};
-  const numberOf = (name, attributes, now) => {
-    const field = h("input", { type: "number", value: loadWith[name] ?? "", placeholder: now, ...attributes });
-    field.onchange = () => {
-      loadWith[name] = field.value === "" ? null : Math.max(field.min, Math.round(Number(field.value)));
-      change();
-    };
-    return field;
-  };
-  const exact = h("input", { type: "checkbox", checked: loadWith.exact });
-  exact.onchange = () => (loadWith.exact = exact.checked);
-  const change = tried(async () => {
-    loadWith.n_ctx = Math.max(0, Math.round(Number(n_ctx.value) || 0));
-    loadWith.kv_type = kv_type.value;
-    await readModels();
-    if (hubList) await readHub(hubList.repo);
-  }, modelError);
-  n_ctx.onchange = kv_type.onchange = change;
+  const field = (name, title, label, made, unit) => h("label", { title }, label, Object.assign(made, { name }), unit);
+  const number = (min, step, placeholder) => h("input", { type: "number", min, step, placeholder });
   const search = lineForm("Repository on the Hub", "owner/repository on the Hub", "List files", readHub);
   const byPath = lineForm("Path or name of a model", "Path of a .gguf file", "Load", loadFile);
   const typed = () => $("input", byPath).value.replace(/[^/\\]*\.gguf$/, "");
-  byPath.append(button("Browse…", tried(() => readFolder(typed()), modelError), { class: "plain", id: "browse" }));
-  const dialog = openDialog(
-    "Models",
-    "wide models",
-    h("p", { class: "quiet", id: "computed-by" }),
+  byPath.append(plain("Browse…", tried(() => readFolder(typed())), { id: "browse" }));
+  const context = "--ctx; empty: the model's own, as far as memory allows";
+  const cache = "--kv-type; q8_0 takes half the memory of f16, q4_0 a quarter";
+  const types = selectOf({}, KV_TYPES.map((type) => [type]));
+  const exact = h("input", { type: "checkbox" });
+  const advanced = [
+    field("n_threads", "--threads", "CPU threads", number(1, 1, n_threads)),
+    field("n_gpu_layers", "--gpu-layers", "Layers on the GPU", number(0, 1, n_layers)),
+    quiet(of && `Now: ${n_threads} threads, ${n_layers} of ${of} layers on the GPU`),
+  ];
+  const onchange = tried(() => takeFields(dialog));
+  const fields = h(
+    "div",
+    { onchange },
     h(
-      "div",
-      { class: "row" },
-      h("label", { title: "--ctx; empty: the model's own, as far as memory allows" }, "Context", n_ctx, "tokens"),
-      h("label", { title: "--kv-type; q8_0 takes half the memory of f16, q4_0 a quarter" }, "KV cache", kv_type),
-      h("label", { title: "--exact; at some cost in speed" }, exact, "The very same text as plain decoding"),
+      "div.row",
+      field("n_ctx", context, "Context", number(0, 256, "own"), "tokens"),
+      field("kv_type", cache, "KV cache", types),
+      field("exact", "--exact; at some cost in speed", "", exact, "The very same text as plain decoding"),
     ),
-    h(
-      "details",
-      {},
-      h("summary", { class: "quiet" }, "Advanced"),
-      h(
-        "div",
-        { class: "row" },
-        h("label", { title: "--threads" }, "CPU threads", numberOf("n_threads", { min: 1 }, n_threads)),
-        h("label", { title: "--gpu-layers" }, "Layers on the GPU", numberOf("n_gpu_layers", { min: 0 }, n_layers)),
-        quiet(of && `Now: ${n_threads} threads, ${n_layers} of ${of} layers on the GPU`),
-      ),
-    ),
-    h("p", { class: "error", id: "models-error", role: "alert", hidden: true }),
-    h("div", { class: "row" }, search, byPath),
-    h("div", { id: "folder" }),
-    h("div", { id: "hub" }),
-    h("div", { id: "models" }, quiet("Reading the models…")),
+    h("details", h("summary.quiet", "Advanced"), h("div.row", ...advanced)),
   );
+  const found = ["folder", "hub", "models"].map((id) => h("div", { id }));
+  found[2].append(quiet("Reading the models…"));
+  const about = h("p.quiet", { id: "computed-by" });
+  const dialog = openDialog(act ? "Answer again with another model" : "Models", "wide models", about, fields, h("div.row", search, byPath), ...found);
   dialog.addEventListener("close", () => (modelList = hubList = folder = null));
-  await tried(readModels, modelError)();
+  showFields(dialog);
+  await tried(readModels)();
+}
+
+// What the models are to be loaded with, in the dialog's fields of these names.
+function showFields(dialog) {
+  for (const field of $$("[name]", dialog)) {
+    if (field.type === "checkbox") field.checked = loadWith[field.name];
+    else field.value = loadWith[field.name] ?? "";
+  }
+}
+
+async function takeFields(dialog) {
+  for (const { name, type, value, min, checked } of $$("[name]", dialog)) {
+    const number = value === "" ? null : Math.max(min, Math.round(value));
+    loadWith[name] = type === "checkbox" ? checked : type === "number" ? number : value;
+  }
+  await readModels();
+  if (hubList) await readHub(hubList.repo);
 }
 
 function lineForm(label, placeholder, verb, action) {
   const line = h("input", { "aria-label": label, placeholder });
   const onsubmit = (event) => {
     event.preventDefault();
-    if (line.value.trim()) tried(action, modelError)(line.value);
+    if (line.value.trim()) tried(action)(line.value);
   };
-  return h("form", { onsubmit }, line, h("button", { class: "plain" }, verb));
+  return h("form", { onsubmit }, line, h("button.plain", verb));
 }
 
-const modelError = () => $("#models-error") ?? $("#alert");
-
-const settingsOf = ({ n_ctx, kv_type, exact, n_threads, n_gpu_layers }) => ({
-  n_ctx, kv_type, exact, n_threads, n_gpu_layers,
-});
-const loadFile = (path) => loadModel({ model: path.trim().replaceAll('"', ""), draft_model: null, heads: [] });
+const settingsOf = ({ n_ctx, kv_type, exact, n_threads, n_gpu_layers }) =>
+  ({ n_ctx: n_ctx || null, kv_type, exact, n_threads, n_gpu_layers });
+const loadFile = (path) => load({ name: path.trim().replaceAll('"', ""), heads: [] });
+const load = (model) => loadModel(modelSpec(model), actLoaded);
 
 // The folders and models in a folder of the server's machine.
 async function readFolder(path) {
@@ -112,28 +108,19 @@ async function readFolder(path) {
 
 function folderList() {
   if (!folder) return [];
-  const go = (path) => tried(() => readFolder(path), modelError);
-  const keep = (value, keeps) => tried(() => api("POST", "/models/kept", { kind: "folders", value, keeps }), modelError);
-  const { folders, files, parent } = folder;
-  const isKept = modelList.folders.includes(folder.folder);
+  const go = (path) => tried(() => readFolder(path));
+  const { folder: value, folders, files, parent } = folder;
+  const isKept = modelList.folders.includes(value);
+  const keep = tried(() => api("POST", "/models/kept", { kind: "folders", value, keeps: !isKept }));
   const entry = (one, label, action) => h("li", { id: `in ${one.path}` }, button(label, action, { class: "name" }));
   const up = entry({ path: "" }, "↑ The folder above", go(parent));
   const rest = [
     ...folders.map((one) => entry(one, `${one.name}/`, go(one.path))),
     ...files.map((one) => entry(one, `${one.name}, ${inSize(one.n_bytes)}: load`, () => loadFile(one.path))),
   ];
-  return [
-    h("h3", {}, folder.folder),
-    h(
-      "div",
-      { class: "row" },
-      button(isKept ? "Stop looking here for models" : "Always look here for models", keep(folder.folder, !isKept), {
-        class: "plain",
-      }),
-      button("Close", () => ((folder = null), showModels()), { class: "plain" }),
-    ),
-    h("ul", { class: "folder" }, up, ...rest),
-  ];
+  const looks = plain(isKept ? "Stop looking here for models" : "Always look here for models", keep);
+  const close = plain("Close", () => ((folder = null), showModels()));
+  return [h("h3", value), h("div.row", looks, close), h("ul.folder", up, ...rest)];
 }
 
 async function readModels() {
@@ -160,7 +147,7 @@ export function refreshModels() {
   if (!modelsBox()) return;
   clearTimeout(refreshing);
   const read = () => Promise.all([readModels(), hubList && readHub(hubList.repo)]);
-  refreshing = setTimeout(tried(read, modelError), 200);
+  refreshing = setTimeout(tried(read), 200);
 }
 
 listeners.models = () => {
@@ -170,7 +157,6 @@ listeners.models = () => {
 
 // The draft model that fits the loaded model is offered on the start page and in the model's row.
 let draft = {};
-let raceWith = ""; // the draft model that is being loaded for a race
 const RACE = "Write a Python function that adds up each column of a CSV file, with a docstring and a test.";
 
 export const findDraft = tried(async () => {
@@ -179,43 +165,35 @@ export const findDraft = tried(async () => {
   render(line, ...(draft.name ? offerDraft() : []));
   line.hidden = !draft.name;
   showModels();
-  if (!raceWith || server.status.model?.spec.draft_model !== raceWith) return;
-  raceWith = "";
-  $("dialog.models")?.close();
-  openRace({ prompt: RACE, start: true, method: "draft" });
 }, () => h("p")); // nobody waits for it
 
 function offerDraft() {
   const tryIt = () => {
     const { spec } = server.status.model;
     loadWith = settingsOf(spec);
-    loadModel({ model: spec.model, draft_model: draft.name, heads: spec.heads }, draft.name);
+    const race = () => openRace({ prompt: RACE, start: true, method: "draft" });
+    loadModel({ model: spec.model, draft_model: draft.name, heads: spec.heads }, race);
   };
-  return [
-    `${draft.title} has the same vocabulary and can draft for it. `,
-    button("Try it in a race", tryIt, { class: "plain" }),
-  ];
+  return [`${draft.title} has the same vocabulary and can draft for it. `, plain("Try it in a race", tryIt)];
 }
 
 export function showModels() {
   if (!modelList || !modelsBox()) return;
   setText($("#computed-by"), modelList.computed_by);
   $("#browse").hidden = !modelList.can_browse;
-  const { models } = modelList;
-  const groups = [
-    ["On this machine", models.filter((one) => one.is_here || (one.is_recent && !one.can_download))],
-    ["Downloaded in part", models.filter((one) => !one.is_here && one.part)],
-    ["Known, to download", models.filter((one) => !one.is_here && !one.part && (one.can_download || !one.is_recent))],
-  ];
+  const groups = { "On this machine": [], "Downloaded in part": [], "Known, to download": [] };
+  for (const model of modelList.models) groups[groupOf(model)].push(modelRow(model));
+  const filled = Object.entries(groups).filter(([, rows]) => rows.length);
   render($("#folder"), ...folderList());
-  const shown = groups.filter(([, models]) => models.length).flatMap(modelGroup);
-  render(modelsBox(), ...shown);
-  render($("#hub"), ...(hubList ? modelGroup([`Hub: ${hubList.repo}`, hubList.models]) : []));
+  render(modelsBox(), ...filled.flatMap(([title, rows]) => [h("h3", title), h("ul", ...rows)]));
+  const { repo, models = [] } = hubList ?? {};
+  const none = !models.length && quiet("This repository has no GGUF of a model.");
+  render($("#hub"), ...(repo ? [h("h3", `Hub: ${repo}`), none || h("ul", ...models.map(modelRow))] : []));
 }
 
-function modelGroup([title, models]) {
-  const none = quiet("This repository has no GGUF of a model.");
-  return [h("h3", {}, title), models.length ? h("ul", {}, ...models.map(modelRow)) : none];
+function groupOf({ is_here, is_recent, can_download, part }) {
+  if (is_here || (is_recent && !can_download)) return "On this machine";
+  return part ? "Downloaded in part" : "Known, to download";
 }
 
 function modelRow(model) {
@@ -229,15 +207,12 @@ function modelRow(model) {
   const isLoading = loading?.model === model.name;
   const { done, total } = (isLoading ? loading : part) ?? {};
   const state = isLoading ? progressOf(loading) : part && `Here: ${inSize(done)} of ${inSize(total)}`;
-  const name = button(
-    [h("b", {}, model.title), h("span", { class: "quiet" }, ...modelFacts(model))],
-    onclick,
-    { class: "name", "aria-expanded": String(isOpen) },
-  );
+  const about = [h("b", model.title), h("span.quiet", ...modelFacts(model))];
+  const name = button(about, onclick, { class: "name", "aria-expanded": String(isOpen) });
   return h(
-    "li",
-    { class: "model", id: `model ${model.name}` },
-    h("div", { class: "head" }, name, ...modelActions(model)),
+    "li.model",
+    { id: `model ${model.name}` },
+    h("div.head", name, ...modelActions(model)),
     loadTrouble(model) || (trouble && h("p", { class: model.is_here ? "error" : "quiet" }, trouble)),
     state && quiet(state),
     state && h("progress", { "aria-label": "Downloaded", ...(total && { max: total, value: done }) }),
@@ -247,11 +222,8 @@ function modelRow(model) {
 
 function loadTrouble({ name }) {
   const text = loadError(name);
-  const dismiss = () => {
-    dismissError();
-    showModels();
-  };
-  return text && h("p", { class: "error", role: "alert" }, `${text} `, button("Dismiss", dismiss, { class: "plain" }));
+  const dismiss = plain("Dismiss", () => (dismissError(), showModels()));
+  return text && h("p.error", { role: "alert" }, `${text} `, dismiss);
 }
 
 function modelFacts({ facts, shape, fit, speeds, is_here }) {
@@ -265,68 +237,50 @@ function modelFacts({ facts, shape, fit, speeds, is_here }) {
   ];
 }
 
-function modelButton({ title }, label, action, attributes) {
-  const names = { "aria-label": `${label}: ${title}`, class: "plain" };
-  return button(label, tried(action, modelError), { ...names, ...attributes });
-}
+const modelButton = ({ title }, label, action, attributes) =>
+  plain(label, tried(action), { "aria-label": `${label}: ${title}`, ...attributes });
 
 function modelActions(model) {
   const act = (...given) => modelButton(model, ...given);
   const loading = server.status?.loading;
   if (loading?.model === model.name) return [act("Cancel", () => api("DELETE", "/models/load"))];
-  if (isLoaded(model)) return [h("span", { class: "quiet" }, "loaded")];
-  if (model.is_here) return [act("Load", () => loadModel(modelSpec(model)), { class: "primary" })];
+  if (isLoaded(model)) return [h("span.quiet", "loaded")];
+  const start = () => load(model); // the loaded model goes on meanwhile
+  if (model.is_here) return [act(actLoaded ? "Answer" : "Load", start, { class: "primary" })];
   if (!model.can_download) return [];
-  const start = () => loadModel(modelSpec(model)); // the loaded model goes on meanwhile
-  if (!model.can_delete) return [act("Download and load", start)];
+  if (!model.can_delete) return [act(actLoaded ? "Download and answer" : "Download and load", start)];
   return [act("Resume", start), act("Delete…", () => deleteModel(model))]; // a part is here
 }
 
 // What a model is loaded with: its own choice, else what models.txt pairs if the loaded one has such.
 function modelSpec(model) {
   const before = server.status?.model?.spec;
-  const usual = {
-    draft_model: before?.draft_model && model.draft ? model.draft : null,
-    heads: before?.heads?.length ? model.heads : [],
-  };
-  return { model: model.name, ...usual, ...ownSpecs[model.name] };
+  const draft_model = before?.draft_model && model.draft ? model.draft : null;
+  return { model: model.name, draft_model, heads: before?.heads?.length ? model.heads : [], ...ownSpecs[model.name] };
 }
 
 function modelDetails(model) {
   const { shape, fit, speeds } = model;
   const act = (...given) => modelButton(model, ...given);
   const canListOthers = fit?.fits === false && model.repo && !hubList;
-  const measured = [
-    speeds.prompt && `reads ${Math.round(speeds.prompt)} tokens/s`,
-    speeds.plain && `plain ${Math.round(speeds.plain)} tokens/s`,
-    speeds.auto && `Auto ${Math.round(speeds.auto)} tokens/s`,
-  ];
+  const { architecture, n_layer, n_head_kv, has_template } = shape;
+  const template = has_template ? "chat template" : "no chat template: it continues texts";
+  const layers = n_layer ? [`${n_layer} layers`, n_head_kv && `${n_head_kv} KV heads`, template] : [];
+  const speed = (word, name) => speeds[name] && `${word} ${Math.round(speeds[name])} tokens/s`;
+  const measured = joined(", ", [speed("reads", "prompt"), speed("plain", "plain"), speed("Auto", "auto")]);
+  const changes = (fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change)));
   return h(
-    "div",
-    { class: "more" },
+    "div.more",
     quiet(joined(". ", [model.description, model.name !== model.title && model.name])),
-    quiet(
-      joined(" · ", [
-        shape.architecture,
-        shape.n_layer && `${shape.n_layer} layers`,
-        shape.n_head_kv && `${shape.n_head_kv} KV heads`,
-        shape.n_layer && (shape.has_template ? "chat template" : "no chat template: it continues texts"),
-      ]),
-    ),
+    quiet(joined(" · ", [architecture, ...layers])),
     quiet(joined(" ", [fit?.sentence, model.beside])),
-    h(
-      "div",
-      { class: "row" },
-      ...(fit?.changes ?? []).map((change) => act(change.text, () => applyChange(change))),
-      canListOthers && act("See other quantisations", () => readHub(model.repo)),
-    ),
-    measured.some(Boolean) && quiet(`Measured here: ${joined(", ", measured)}`),
+    h("div.row", ...changes, canListOthers && act("See other quantisations", () => readHub(model.repo))),
+    quiet(measured && `Measured here: ${measured}`),
     ...modelExtras(model),
-    isLoaded(model) && draft.name && h("p", {}, ...offerDraft()),
+    isLoaded(model) && draft.name && h("p", ...offerDraft()),
     h(
-      "div",
-      { class: "row" },
-      isLoaded(model) && act("Load again", () => loadModel(modelSpec(model))),
+      "div.row",
+      isLoaded(model) && act("Load again", () => load(model)),
       model.is_here && model.can_delete && act("Delete…", () => deleteModel(model)),
       model.is_recent && act("Remove from this list", () => forgetModel(model)),
     ),
@@ -356,34 +310,36 @@ function modelExtras(model) {
   const boxes = all.map((value) => h("input", { type: "checkbox", value, checked: heads.includes(value) }));
   const chosen = ({ currentTarget }) => $$(":checked", currentTarget).map(({ value }) => value);
   const meaning = "--heads; trained on this model, one for each method";
-  const group = h(
-    "div",
-    { class: "row", role: "group", "aria-label": "Drafting heads", onchange: (event) => set({ heads: chosen(event) }) },
-    h("span", { class: "quiet", title: meaning }, "Drafting heads"),
-    ...boxes.map((box) => h("label", {}, box, box.value)),
-  );
-  return [...parts, group];
+  const take = { role: "group", "aria-label": "Drafting heads", onchange: (event) => set({ heads: chosen(event) }) };
+  const labels = boxes.map((box) => h("label", box, box.value));
+  return [...parts, h("div.row", take, h("span.quiet", { title: meaning }, "Drafting heads"), ...labels)];
 }
 
-async function applyChange({ n_ctx, kv_type, n_gpu_layers, model }) {
-  if (model) {
-    openedModel = model;
-    return showModels();
-  }
-  loadWith.n_ctx = n_ctx ?? loadWith.n_ctx;
-  loadWith.kv_type = kv_type ?? loadWith.kv_type;
-  loadWith.n_gpu_layers = n_gpu_layers ?? loadWith.n_gpu_layers;
-  $(".models input[type=number]").value = loadWith.n_ctx || "";
-  $(".models .row select").value = loadWith.kv_type;
+async function applyChange({ model, text, ...changes }) {
+  if (model) openedModel = model;
+  else Object.assign(loadWith, given(changes));
+  showFields(modelsBox().parentElement);
   await readModels();
 }
 
-const loadModel = tried(async (spec, racing = "") => {
-  raceWith = racing;
+// Loads a model, and then does what it is wanted for.
+let awaited = {}; // { model, act }
+const loadModel = tried(async (spec, act = null) => {
+  awaited = { model: spec.model, act };
   askedFor(spec.model);
-  await api("POST", "/models/load", { ...spec, ...loadWith });
+  await api("POST", "/models/load", { ...spec, ...given(loadWith) });
+  if (act) $("dialog.models")?.close(); // the header tells how far it is
   refreshModels();
-}, modelError);
+});
+
+export function takeLoad(before, { model, loading, load = model?.load }) {
+  const { act } = awaited;
+  const isThere = load !== before.model?.load && model?.spec.model === awaited.model;
+  const hasEnded = before.loading?.model === awaited.model && loading?.model !== awaited.model;
+  if (isThere || hasEnded) awaited = {};
+  if (isThere) act?.();
+  if (load !== before.model?.load) findDraft();
+}
 
 async function deleteModel({ name, title, is_here, shape, part }) {
   const takes = inSize(is_here ? shape.n_bytes : part.done);
@@ -397,9 +353,7 @@ async function deleteModel({ name, title, is_here, shape, part }) {
 // A method needs something that is not loaded, and models.txt pairs it with the model.
 export async function offerMissing(method, { setting, offer }) {
   const { name, ...loaded } = server.status.model;
-  const text =
-    `Load ${name} again with ${offer.join(", ")}? ` +
-    "A file that is not on this machine is downloaded first.";
+  const text = `Load ${name} again with ${offer.join(", ")}? A file that is not on this machine is downloaded first.`;
   const question = `The method ${titleOf(method)} needs ${NEEDS[setting]}`;
   if (!(await askWhether(question, text, "Load", "Not now"))) return;
   changeSettings({ method, parameters: {} });

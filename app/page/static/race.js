@@ -1,7 +1,7 @@
 // Race: two methods write the same text in turn, which fills their lanes; then both are played on one clock, while
 // further rounds make the number more certain.
 
-import { $, $$, button, h, openDialog, selectOf, setText, tried } from "./dom.js";
+import { $, $$, h, openDialog, plain, selectOf, setText, tried } from "./dom.js";
 import { api, listeners } from "./api.js";
 import { PLAIN, missingFor, nameOf, server, settings, titleOf } from "./settings.js";
 
@@ -14,44 +14,38 @@ export function openRace({ turn = null, prompt = "", start = false, method = set
   const usable = server.methods.filter(({ name }) => !missingFor(name));
   const choices = usable.map(({ name, title }) => [name, title]);
   const own = method === PLAIN ? "auto" : nameOf(method);
-  const methods = [
-    selectOf({ "aria-label": "First method" }, choices, PLAIN),
-    selectOf({ "aria-label": "Second method" }, choices, own),
-  ];
-  const go = h("button", { class: "primary" }, "Start");
+  const select = (label, chosen) => selectOf({ "aria-label": label }, choices, chosen);
+  const methods = [select("First method", PLAIN), select("Second method", own)];
+  const go = h("button.primary", "Start");
   const what = `Each method writes the text in turn, with ${MOST_TOKENS} tokens at most.`;
   const note = h("span", { role: "status" }, `${what} Then both are played on one clock.`);
   const count = h("span", { "aria-hidden": "true" }); // changes too often to be announced
-  const error = h("p", { class: "error", role: "alert", hidden: true });
-  const form = h("form", { class: "row" }, methods[0], h("span", {}, "against"), methods[1], go);
-  const stage = h("div", { class: "stage" });
-  const dialog = openDialog("Race", "race", form, error, h("p", { class: "quiet" }, note, count), stage);
-  const opened = (race = { note, count, stage, error, go });
+  const form = h("form.row", methods[0], h("span", "against"), methods[1], go);
+  const stage = h("div.stage");
+  const dialog = openDialog("Race", "race", form, h("p.quiet", note, count), stage);
+  const opened = (race = { note, count, stage, error: $(".error", dialog), go });
   const stop = () => api("DELETE", `/races/${opened.id}`);
-  form.onsubmit = tried(
-    async (event) => {
-      event.preventDefault();
-      if (opened.early) return; // it is about to start
-      if (opened.id) return stop();
-      cancelAnimationFrame(opened.frame);
-      opened.result = null;
-      const names = methods.map(({ value }) => value);
-      showLanes(names);
-      const max_tokens = Math.min(settings.max_tokens || MOST_TOKENS, MOST_TOKENS);
-      const wanted = { methods: names, settings: { ...settings, max_tokens } };
-      const path = turn ? `/turns/${turn.id}/race` : "/race";
-      const early = (opened.early = []); // events that come before the answer
-      try {
-        opened.id = (await api("POST", path, turn ? wanted : { ...wanted, prompt })).race;
-      } finally {
-        opened.early = null;
-      }
-      if (race !== opened) return stop();
-      go.textContent = "Stop";
-      early.forEach(listeners.race);
-    },
-    () => error,
-  );
+  form.onsubmit = tried(async (event) => {
+    event.preventDefault();
+    if (opened.early) return; // it is about to start
+    if (opened.id) return stop();
+    cancelAnimationFrame(opened.frame);
+    opened.result = null;
+    const names = methods.map(({ value }) => value);
+    showLanes(names);
+    const max_tokens = Math.min(settings.max_tokens || MOST_TOKENS, MOST_TOKENS);
+    const wanted = { methods: names, settings: { ...settings, max_tokens } };
+    const path = turn ? `/turns/${turn.id}/race` : "/race";
+    const early = (opened.early = []); // events that come before the answer
+    try {
+      opened.id = (await api("POST", path, turn ? wanted : { ...wanted, prompt })).race;
+    } finally {
+      opened.early = null;
+    }
+    if (race !== opened) return stop();
+    go.textContent = "Stop";
+    early.forEach(listeners.race);
+  });
   dialog.addEventListener("close", () => {
     cancelAnimationFrame(opened.frame);
     if (opened.id) stop().catch(console.warn);
@@ -89,23 +83,19 @@ function showProgress({ round, n_rounds, method, lane, n_tokens, left, tokens })
 function showLanes(methods) {
   const lanes = methods.map((method) => {
     const title = titleOf(method);
-    const heading = h("h3", {}, title, h("span", { class: "clock" }));
-    const text = h("div", { class: "lane-text", dir: "auto", tabindex: 0, role: "group" });
+    const heading = h("h3", title, h("span.clock"));
+    const text = h("div.lane-text", { dir: "auto", tabindex: 0, role: "group" });
     text.ariaLabel = `Text of ${title}`;
-    return h("section", { class: "lane", "aria-label": title }, heading, text);
+    return h("section.lane", { "aria-label": title }, heading, text);
   });
-  const again = button("Play again", () => play(0), { class: "plain", hidden: true });
-  race.stage.replaceChildren(
-    h("div", { class: "lanes" }, ...lanes),
-    h("p", { class: "verdict", role: "status" }),
-    h("div", { class: "row" }, again),
-  );
+  const again = plain("Play again", () => play(0), { hidden: true });
+  race.stage.replaceChildren(h("div.lanes", ...lanes), h("p.verdict", { role: "status" }), h("div.row", again));
 }
 
 // More of a lane's text: tokens are [text, whether it was drafted].
 function write(lane, tokens, clock) {
   const text = $(".lane-text", lane);
-  text.append(...tokens.map(([piece, isDrafted]) => (isDrafted ? h("span", { class: "drafted" }, piece) : piece)));
+  text.append(...tokens.map(([piece, isDrafted]) => (isDrafted ? h("span.drafted", piece) : piece)));
   text.scrollTop = text.scrollHeight;
   $(".clock", lane).textContent = clock;
 }
@@ -136,7 +126,7 @@ function play(now) {
       one.lane.classList.toggle("over", one.n === tokens.length);
     }
     if (now < longest) race.frame = requestAnimationFrame(draw);
-    else verdict.replaceChildren(h("b", {}, race.result.sentence), `. ${race.result.texts}`);
+    else verdict.replaceChildren(h("b", race.result.sentence), `. ${race.result.texts}`);
   };
   draw();
 }

@@ -71,13 +71,13 @@ function showStep(wanted) {
   $(".bars i").style = `left: ${(starts[at] / total) * 100}%; width: ${(msOf(now) / total) * 100}%`;
   const before = steps.slice(0, at).flatMap(piecesOf).join("");
   const text = $("#so-far");
-  text.replaceChildren(before.slice(-160), h("mark", {}, piecesOf(now).join("")));
+  text.replaceChildren(before.slice(-160), h("mark", piecesOf(now).join("")));
   text.scrollTop = text.scrollHeight;
   const none = at
     ? "No drafts in this step: the model wrote one token."
     : "No drafts in this step, which also reads the end of the prompt.";
   const tree = $("#tree");
-  tree.replaceChildren(nodes.length ? treeOf(now) : h("p", { class: "quiet" }, none));
+  tree.replaceChildren(nodes.length ? treeOf(now) : h("p.quiet", none));
   const end = $("em", tree); // where the accepted drafts end
   tree.scrollLeft = end ? end.offsetLeft - tree.clientWidth / 2 : 0;
   const phases = Object.entries({ Draft: draft, Decode: decode, Accept: accept });
@@ -87,7 +87,7 @@ function showStep(wanted) {
     return h("li", { class: phase }, `${name} ${ms.toFixed(2)} ms`);
   });
   const shared = nTexts > 1 ? `, shared by ${nTexts} replies` : "";
-  facts.push(h("li", {}, `${rows === 1 ? "1 row" : `${rows} rows`} in the batch${shared}`));
+  facts.push(h("li", `${rows === 1 ? "1 row" : `${rows} rows`} in the batch${shared}`));
   $("#phases").replaceChildren(...facts);
 }
 
@@ -99,13 +99,13 @@ function treeOf([, , , , , nodes, path, bonus]) {
       if (above !== parent) return;
       const isAccepted = path.includes(n);
       const node = h(isAccepted ? "b" : "del", { dir: "auto" }, ...shown(piece));
-      const said = h("span", { class: "unseen" }, isAccepted ? "accepted" : "rejected");
-      const by = nodes[parent]?.[2] !== source && h("small", {}, replay.sources[source]);
-      list.append(h("li", {}, by, h("span", { class: "node" }, node, said), below(n)));
+      const said = h("span.unseen", isAccepted ? "accepted" : "rejected");
+      const by = nodes[parent]?.[2] !== source && h("small", replay.sources[source]);
+      list.append(h("li", by, h("span.node", node, said), below(n)));
     });
     if (bonus && parent === (path.at(-1) ?? -1)) {
-      const node = h("span", { class: "node" }, h("em", { dir: "auto" }, ...shown(bonus)));
-      list.prepend(h("li", {}, h("small", {}, "model"), node));
+      const node = h("span.node", h("em", { dir: "auto" }, ...shown(bonus)));
+      list.prepend(h("li", h("small", "model"), node));
     }
     return list.firstChild ? list : "";
   };
@@ -121,7 +121,7 @@ function shown(piece) {
   const found = [...piece].map((one) => INVISIBLE[one] ?? Array(2).fill(codeOf(one)));
   const names = new Set(found.map(([, name]) => name));
   const marks = h("span", { "aria-hidden": "true" }, found.map(([mark]) => mark).join(""));
-  return [marks, h("span", { class: "unseen" }, [...names].join(", "))];
+  return [marks, h("span.unseen", [...names].join(", "))];
 }
 
 function play() {

@@ -38,10 +38,7 @@ export function changeSettings(changes, before = settings) {
   clearTimeout(settingsSaved);
   if (!chat) return;
   const { id } = chat;
-  settingsSaved = setTimeout(
-    tried(() => api("PATCH", `/chats/${id}`, { settings })),
-    500,
-  );
+  settingsSaved = setTimeout(tried(() => api("PATCH", `/chats/${id}`, { settings })), 500);
 }
 
 // Gradio's fields call this. Empty fields take their defaults.

@@ -6,7 +6,7 @@ import {
   chooseMethod, closeDrawer, dismissError, drawer, isOpen, readServer, server, startSettings, takeStatus,
   toggle, toggleSettings, useSettings, useTheme, usual,
 } from "./settings.js";
-import { findDraft, openModels, refreshModels, showModels } from "./models.js";
+import { findDraft, openModels, refreshModels, showModels, takeLoad } from "./models.js";
 import { readChats, startChats } from "./chats.js";
 import { followAddress, newChat, readChat, showTurns, startTranscript } from "./transcript.js";
 import {
@@ -29,7 +29,7 @@ function startCards() {
     const prompt = code ? `${name}:\n\`\`\`\n${code}\n\`\`\`\n\n${text}` : text;
     const race = () => openRace({ prompt, start: true });
     const [line] = text.split("\n");
-    const about = [h("b", {}, title), h("span", {}, code ? `${line} (${name})` : line)];
+    const about = [h("b", title), h("span", code ? `${line} (${name})` : line)];
     card.prepend(
       button(about, sendIt, { class: "card" }),
       button([icon("race"), "Race"], race, { class: "race-card", "aria-label": `Race: ${title}` }),
@@ -59,8 +59,8 @@ function goToSearch() {
 }
 
 function showKeys() {
-  const rows = KEYS.flatMap(([key, does]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, does)]);
-  openDialog("Shortcuts", "", h("dl", { class: "keys" }, ...rows));
+  const rows = KEYS.flatMap(([key, does]) => [h("dt", h("kbd", key)), h("dd", does)]);
+  openDialog("Shortcuts", "", h("dl.keys", ...rows));
 }
 
 function startKeys() {
@@ -83,7 +83,7 @@ listeners.status = (status) => {
   const before = server.status;
   takeStatus(status);
   if (status.loading?.model !== before.loading?.model || status.error !== before.error) refreshModels();
-  if (status.model?.load !== before.model?.load) findDraft();
+  takeLoad(before, status);
   showModels();
 };
 listeners.reset = tried(async () => {
@@ -98,7 +98,7 @@ function startHeader() {
   $("#close-drawer").onclick = closeDrawer;
   $("#help").onclick = showKeys;
   $("#tools").onclick = openTools;
-  $("#model").onclick = openModels;
+  $("#model").onclick = () => openModels();
   $("#model-error button").onclick = dismissError;
   $("#method").onchange = ({ target }) => chooseMethod(target.value);
   for (const side of [$("#left"), drawer()]) toggle(side, isOpen(side)); // tells whether it is open

@@ -155,21 +155,21 @@ function articleOf(turn) {
   const isRunning = turn.state === "running";
   const seconds = Math.round(turn.seconds_thinking ?? 0);
   const thoughts = isRunning && !blocks.length ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
-  const thinking = [h("summary", {}, thoughts), markdown("reasoning", reasoning)];
+  const thinking = [h("summary", thoughts), markdown("reasoning", reasoning)];
   const facts = [["Method", turn.method], ["Model", turn.model], ...(turn.figures ?? [])].filter(([, value]) => value);
   const steps = `Replay: ${cells.length} steps`;
   const bar = { type: "button", class: "cells", "data-action": "replay", "aria-label": steps, title: steps };
   const at = siblings.indexOf(id);
   const versions = [
     actionButton("earlier", "Earlier version", true, { disabled: at === 0 }),
-    h("span", {}, `${at + 1}/${siblings.length}`),
+    h("span", `${at + 1}/${siblings.length}`),
     actionButton("later", "Later version", true, { disabled: at === siblings.length - 1 }),
   ];
   const speed = [
     part("button", cells.length, bar, cells.length && cellsOf(cells)),
     part("span", turn.sentence, { class: "sentence" }, turn.sentence),
     actionButton("figures", "Figures", true, { "aria-expanded": String(unfolded.has(id)) }),
-    part("dl", unfolded.has(id), {}, ...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    part("dl", unfolded.has(id), {}, ...facts.flatMap(([name, value]) => [h("dt", name), h("dd", value)])),
   ];
   const actions = [
     part("span", siblings.length > 1, { class: "siblings" }, ...versions),
@@ -186,7 +186,7 @@ function articleOf(turn) {
     "article",
     { id: `turn-${id}`, class: kind, tabindex: -1, "aria-busy": String(isRunning) },
     part("p", false, { class: "left-out", role: "note" }),
-    h("h2", { class: "unseen" }, isReply ? "Reply" : "You"),
+    h("h2.unseen", isReply ? "Reply" : "You"),
     part("ul", files.length, { class: "files", "aria-label": "Attached files" }, ...files.map(fileOf)),
     part("details", reasoning.length, { class: "thoughts" }, ...thinking),
     markdown(isReply ? "answer" : "said", blocks, isReply || text),
@@ -207,9 +207,9 @@ const actionButton = (action, label, isShown = true, attributes = {}) =>
   iconButton(ICONS[action] ?? action, label, null, { "data-action": action, hidden: !isShown, ...attributes });
 const markdown = (name, blocks, isShown = true) =>
   part("div", isShown, { class: `markdown ${name}`, dir: "auto" }, ...blocks.map(blockOf));
-const blockOf = (html) => h("div", { class: "block", dir: "auto" }, fromHtml(html));
+const blockOf = (html) => h("div.block", { dir: "auto" }, fromHtml(html));
 const fileOf = ({ name, size }, n) =>
-  h("li", {}, button([h("bdi", {}, name), h("span", {}, size)], null, { "data-action": "file", "data-n": n }));
+  h("li", button([h("bdi", name), h("span", size)], null, { "data-action": "file", "data-n": n }));
 
 const unfolded = new Set(); // the turns whose figures are shown
 
@@ -241,7 +241,7 @@ export function cellsOf(cells) {
   }
   const shapes = Object.entries(paths).map(([name, d]) => svg("path", { class: name, d }));
   const box = { viewBox: `0 0 ${at || 1} ${top}`, preserveAspectRatio: "none", "aria-hidden": "true" };
-  return svg("svg", { class: "steps", ...box }, ...shapes);
+  return svg("svg.steps", { ...box }, ...shapes);
 }
 
 // What the buttons of a turn do, by their data-action.
@@ -256,9 +256,10 @@ const ACTIONS = {
   },
   preview: (_, pressed) => {
     const made = new DOMParser().parseFromString(codeOf(pressed), "text/html");
-    for (const one of $$("base, link, meta, script", made)) one.remove(); // a refresh or a prefetch goes to another host
+    const hint = $("script", made) && h("p.quiet", "Its scripts do not run here. To run them, download and open it.");
+    for (const one of $$("base, link, meta, script", made)) one.remove(); // a refresh or a prefetch goes elsewhere
     const srcdoc = ISOLATED + made.documentElement.outerHTML;
-    openDialog("Preview, without its scripts", "wide", h("iframe", { sandbox: "", srcdoc, title: "Preview" }));
+    openDialog("Preview", "wide", hint, h("iframe", { sandbox: "", srcdoc, title: "Preview" }));
   },
   wrap: () => toggleLook("wrapped"),
   retry: (turn, pressed) => (turn.role === "user" ? replyAgain(turn, "/retry") : openRetryMenu(turn, pressed)),
@@ -275,30 +276,29 @@ const ACTIONS = {
   answer: ({ id }, { dataset }) => api("POST", `/turns/${id}/calls/${dataset.n}`, { answer: dataset.answer }),
   file: async ({ id }, { dataset }) => {
     const { name, text } = await api("GET", `/turns/${id}/files/${dataset.n}`);
-    openDialog(name, "wide", h("pre", { class: "file", tabindex: 0, dir: "auto" }, text));
+    openDialog(name, "wide", h("pre.file", { tabindex: 0, dir: "auto" }, text));
   },
 };
 
 const codeOf = (pressed) => $("code", pressed.closest(".code")).textContent;
 // Of a preview, whose frame has another origin. The page's own policy holds there, too: no script, no other host.
+// Scripts in such a frame could still send by WebRTC, which no policy keeps back in Chromium.
 const POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 const ISOLATED = `<!doctype html><meta http-equiv="Content-Security-Policy" content="${POLICY}">`;
 
 const openRetryMenu = (turn, anchor) =>
   openMenu(anchor, [
     ["Again", () => replyAgain(turn, "/retry")],
-    ["With another model…", openModels],
+    ["With another model…", () => openModels(replyAgain.bind(null, turn, "/retry", {}, settings))],
     ["Plain, without drafts", () => replyAgain(turn, "/retry", { how: "plain" })],
     ["More freely", () => replyAgain(turn, "/retry", { how: "freer" })],
     ["Less freely", () => replyAgain(turn, "/retry", { how: "stricter" })],
   ]);
 
-function replyAgain({ id }, path, more = {}) {
+function replyAgain({ id }, path, more = {}, given = settings) {
   const error = $(`#turn-${id} .error`); // if the reply begins, it gets another one
-  return tried(
-    () => api("POST", `/turns/${id}${path}`, { settings, ...more }),
-    () => error,
-  )();
+  const ask = () => api("POST", `/turns/${id}${path}`, { settings: given, ...more });
+  return tried(ask, () => error ?? $("#alert"))();
 }
 
 const chooseVersion = ({ id, siblings }, by) =>
@@ -333,7 +333,7 @@ export function editTurn(turn) {
   if ($("form", article)) return $("textarea", article).focus();
   const isMessage = role === "user";
   const area = h("textarea", { dir: "auto", "aria-label": isMessage ? "Message" : "Reply" }, text);
-  const error = h("p", { class: "error", role: "alert", hidden: true });
+  const error = h("p.error", { role: "alert", hidden: true });
   const onreset = () => {
     form.remove();
     showTurn(turn);
@@ -357,7 +357,7 @@ export function editTurn(turn) {
     }
   };
   const cancel = h("button", { type: "reset", class: "plain" }, "Cancel");
-  const row = h("div", { class: "row" }, cancel, h("button", { class: "primary" }, isMessage ? "Send" : "Save"));
+  const row = h("div.row", cancel, h("button.primary", isMessage ? "Send" : "Save"));
   const form = h("form", { onreset, onsubmit, onkeydown }, area, error, row);
   article.append(form);
   area.focus();

@@ -196,6 +196,30 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
     page.wait_for_selector("#field-thinking", state="hidden")
 
 
+def test_a_reply_is_written_again_by_the_model_that_is_chosen(
+    chat: Chat, model: Path, tmp_path: Path
+) -> None:
+    page, other = chat.page, write_tiny_gguf(tmp_path / "other.gguf", n_ctx=32768)
+    chat.ask("a cat")
+
+    def answer_with(name: str, *, n: int) -> None:
+        page.wait_for_selector(f"{DONE} .siblings:has-text('{n}/{n}')")
+        page.wait_for_selector("dialog.models", state="detached")
+        page.click(f"{DONE} .speed [aria-label=Figures]")
+        assert name in page.locator(f"{LAST} dd").all_inner_texts()
+
+    chat.act("Retry")
+    chat.choose("With another model")
+    page.fill("[aria-label='Path or name of a model']", str(other))
+    page.press("[aria-label='Path or name of a model']", "Enter")
+    answer_with("other", n=2)
+    chat.act("Retry")
+    chat.choose("With another model")
+    page.click(f".model:has-text('{model.stem}') >> text=Answer")
+    answer_with(model.stem, n=3)
+    assert page.inner_text("#model-name") == model.stem
+
+
 HTML = """```html
 <h1>Hello</h1><img src="/health"><link rel="stylesheet" href="/page/page.css">
 <meta http-equiv="refresh" content="0;url=/health"><script>parent.ran = 1</script>
@@ -221,6 +245,7 @@ def test_code_is_downloaded_and_previewed_without_scripts_or_requests(chat: Chat
     chat.asked.clear()
     page.click(f"{head} >> text=Preview")
     frame = page.frame_locator("dialog iframe")
+    page.wait_for_selector("dialog >> text=Its scripts do not run here")
     frame.locator("h1").wait_for()
     page.wait_for_timeout(300)
     assert frame.locator("h1").inner_text() == "Hello"
@@ -358,8 +383,19 @@ def test_a_race_is_shown_played_and_told_among_the_requests(chat: Chat) -> None:
     chat.choose("Requests")
     page.wait_for_selector(".sheet td:text-is('race')")
     assert page.locator(".curve polyline").count() == 1
+    assert page.locator(".sheet button").count() == 0
+    with page.expect_response("**/requests/texts"):
+        page.click("text=Keep the texts of your requests")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog.requests", state="detached")
+    chat.ask("a fox in the sheet")
+    page.click("#more")
+    chat.choose("Requests")
+    page.click(".sheet button >> nth=0")
+    page.wait_for_selector("[aria-label=Prompt]:has-text('a fox in the sheet')")
+    with page.expect_response("**/requests/texts"):
+        page.click("text=Keep the texts of your requests")
+    page.wait_for_selector(".sheet button", state="detached")
 
 
 def test_the_message_box_is_near_by_keyboard_and_shortcuts_work(chat: Chat) -> None:
