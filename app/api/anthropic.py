@@ -27,13 +27,7 @@ from app.api.requests import (
     ToolChoice,
 )
 from app.api.response_tools import defined
-from app.api.sampling import (
-    OneReply,
-    Posted,
-    ResponseFormat,
-    Stops,
-    Tagged,
-)
+from app.api.sampling import OneReply, Posted, ResponseFormat, Stops, Tagged
 from app.api.service import Engine
 from app.worker.messages import Done, Event
 

@@ -1,11 +1,12 @@
 """What the server tells of requests for text: a line at the end of each, how far a long prompt is,
-and figures of the last ones, for the page. Never their texts.
+and figures of the last ones, for the page. Their texts only to an owner who has asked for them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import PurePath
 from time import perf_counter, time
 from typing import Any
@@ -14,12 +15,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.facts import Gathered
-from app.worker.messages import Event, Failed, LoadedModel, Prefill
+from app.worker.messages import ChatRequest, Event, Failed, LoadedModel, Prefill
 from speculation.meter import rate
 from speculation.system.console import say
 
 PROGRESS_SECONDS = 5.0  # between two lines about one prompt
 MOST_KEPT = 200
+MOST_TEXT = 50_000  # characters of a prompt or a reply that are kept
 _PAGE = ("/page/", "/gradio_api/", "/assets/", "/static/")  # asked for all the time
 
 
@@ -30,15 +32,16 @@ class Call:
     choices  what came of each reply that it asked for
     failed   the kind of the failure that ended them
     latest   the last requests for text, the newest first
+    texts    its prompt and reply when it has ended; None if they are not kept
     """
 
-    def __init__(self, name: str = "", client: str = "", latest: deque[Call] | None = None) -> None:
-        self.status = 0
-        self.owner = self.failed = ""
+    def __init__(self, name: str = "", client: str = "", latest: Latest | None = None) -> None:
+        self.status, self.owner, self.failed = 0, "", ""
         self.choices: list[Gathered] = []
-        self.latest = deque[Call](maxlen=0) if latest is None else latest
-        self._name = name
-        self._about = {"at": time(), "route": name.partition(" ")[2], "client": client}
+        self.latest = Latest() if latest is None else latest
+        self.texts: dict[str, str] | None = None
+        self._name, route = name, name.partition(" ")[2]
+        self._about = {"id": id(self), "at": time(), "route": route, "client": client}
         self._kept: dict[str, Any] | None = None  # when it has ended
         self._began = self._told = perf_counter()
 
@@ -48,7 +51,12 @@ class Call:
         self.owner = owner or self.owner
         self._about["route"] = route or self._about["route"]
         self._about["model"] = "" if model is None else PurePath(model.spec.model).name
+        self.texts = {} if self.owner in self.latest.readers else None
         self.latest.appendleft(self)
+
+    def asked(self, request: ChatRequest) -> ChatRequest:
+        """What the backend is asked for: with the prompt's text, if that is kept."""
+        return request if self.texts is None else replace(request, show_prompt=True)
 
     def take(self, event: Event) -> None:
         """An event of the replies that the page asks for, one after the other."""
@@ -63,8 +71,8 @@ class Call:
         now = perf_counter()
         if isinstance(event, Prefill) and now - self._told > PROGRESS_SECONDS:
             self._told, total = now, event.total + 1
-            share = 100 * event.done // total
             cached = f", {n_reused:,} of them from the cache" if n_reused else ""
+            share = 100 * event.done // total
             say(f"{self._name}: {event.done:,} of {total:,} prompt tokens read ({share}%){cached}")
 
     def end(self) -> None:
@@ -72,17 +80,20 @@ class Call:
         the page goes on."""
         is_quiet = any(part in self._name for part in _PAGE)
         is_look = not self._name.startswith("POST ")
-        is_asking = is_look and self.status == 503  # whether the model is loaded
         is_fine = self.status < (500 if is_quiet else 400) and (is_quiet or is_look)
-        if not (is_asking or is_fine):
-            status = self.status or "no answer"
-            say(f"{self._name} {status}: {'; '.join([*self._figures(), *self._ending()])}")
+        if not (is_fine or (is_look and self.status == 503)):  # it asks whether a model is there
+            told = self._figures() + self._ending()
+            say(f"{self._name} {self.status or 'no answer'}: {'; '.join(told)}")
         if not is_quiet:
             self.close()
 
     def close(self) -> None:
-        """Nothing more comes: keep the figures, and no text."""
+        """Nothing more comes: keep the figures, and the texts if they are wanted."""
         self._kept = {**self.as_json(), "end": ", ".join(self._ending()), "is_running": False}
+        if self.texts is not None:
+            prompts = {one.done.prompt: None for one in self.choices if one.done is not None}
+            texts = {"prompt": prompts, "reply": [one.text for one in self.choices]}
+            self.texts = {name: "\n\n".join(one)[-MOST_TEXT:] for name, one in texts.items()}
         self.choices = []
 
     def as_json(self) -> dict[str, Any]:
@@ -128,6 +139,14 @@ class Call:
         return sorted(reasons)
 
 
+class Latest(deque[Call]):
+    """The last requests for text, the newest first. New ones of ``readers`` keep their texts."""
+
+    def __init__(self, most: int = 0) -> None:
+        super().__init__(maxlen=most)
+        self.readers: set[str] = set()
+
+
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
@@ -141,7 +160,7 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._latest = deque[Call](maxlen=MOST_KEPT)
+        self._latest = Latest(MOST_KEPT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -138,7 +138,7 @@ class Replies:
     def _start_next(self) -> None:
         number = len(self._started)
         if number < len(self.requests) and not self._is_closed:
-            events = self._backend.reply(self.requests[number])
+            events = self._backend.reply(self._call.asked(self.requests[number]))
             self._started.append(events)
             events.hand_over(partial(self._take, number))
 

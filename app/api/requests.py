@@ -7,13 +7,7 @@ import logging
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    StrictBool,
-    model_validator,
-)
+from pydantic import AliasChoices, BeforeValidator, Field, StrictBool, model_validator
 
 from app.api.errors import ApiError
 from app.api.sampling import Posted, Sampling

@@ -30,12 +30,7 @@ from app.api.requests import (
     Talk,
 )
 from app.api.response_tools import Offered, Tool
-from app.api.sampling import (
-    OneReply,
-    Posted,
-    ResponseFormat,
-    Tagged,
-)
+from app.api.sampling import OneReply, Posted, ResponseFormat, Tagged
 from app.api.service import Engine, memory_of
 from app.worker.messages import Done
 from speculation.chat.reasoning import find_reasoning

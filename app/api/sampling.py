@@ -196,9 +196,7 @@ class Sampling(Posted, extra="allow"):
     model: str | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES, validation_alias=AliasChoices("n_cmpl", "n"))
     max_tokens: int = Field(
-        -1,
-        ge=-1,
-        validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens"),
+        -1, ge=-1, validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens")
     )
     samplers: list[str] | None = None
     stop: Stops = Field(default_factory=list)

@@ -206,12 +206,7 @@ class Chats:
     # Replies
 
     async def message(
-        self,
-        ask: Ask,
-        chat: str,
-        text: str,
-        files: Sequence[Mapping[str, Any]],
-        parent: int | None,
+        self, ask: Ask, chat: str, text: str, files: Sequence[Mapping[str, Any]], parent: int | None
     ) -> Json:
         """Add a message below the turn ``parent``, and begin its reply."""
         if not (text or files):

@@ -202,7 +202,9 @@ class Jobs:
         if job.request is None:
             return
         try:
-            job.events = self._backend.reply(job.request)
+            if job.request.memory is None:  # of an incognito chat
+                job.call.texts = None
+            job.events = self._backend.reply(job.call.asked(job.request))
         except Exception as error:  # the turn is there already, and says why it has no text
             log.exception("a reply could not be asked for")
             job.events = failed(f"Unexpected {type(error).__name__}: {error}", "error")

@@ -220,6 +220,7 @@ class Races:
         self._races[request.id] = owner, is_stopping
         call = current_call()
         call.writes(self._backend.status().model, owner, "race")
+        asked = call.asked(request)
         loop = asyncio.get_running_loop()
 
         def tell(told: Json) -> None:
@@ -229,7 +230,7 @@ class Races:
         def run() -> None:
             end = "The race was stopped."
             try:
-                for told in race(self._backend, request, methods, rounds, hear=call.take):
+                for told in race(self._backend, asked, methods, rounds, hear=call.take):
                     if is_stopping.is_set():
                         break
                     if "result" in told:

@@ -17,16 +17,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, Validation
 
 from app.mcp.servers import Tool
 from app.page.markdown import Marks
-from app.worker.messages import (
-    Done,
-    Event,
-    Failed,
-    LeftOut,
-    Opening,
-    Prefill,
-    Tokens,
-    Waiting,
-)
+from app.worker.messages import Done, Event, Failed, LeftOut, Opening, Prefill, Tokens, Waiting
 from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.reply_parser import CallArguments, CallStart, Delta, ReplyParser
 from speculation.registry.entries import title_of

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from app.api.body import Limited
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
-from app.api.log import current_call
+from app.api.log import Call, current_call
 from app.api.replies import while_connected
 from app.api.service import memory_of
 from app.api.sse import EventStream, with_pings
@@ -165,9 +165,7 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
 
     @router.get("/chats")
     async def list_chats(
-        owner: Owner,
-        before: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        owner: Owner, before: str | None = None, limit: Annotated[int, Query(ge=1, le=500)] = 100
     ) -> Response:
         found = await store.transaction(lambda: store.chats(owner, before=before, limit=limit))
         return as_json({"chats": [chats.as_json(chat) for chat in found]})
@@ -379,11 +377,29 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
         """The last requests for text, the newest first, and what is known of drafts. Who shares the
         server sees the own ones alone, unless it has no keys and this is its machine."""
         sees_all = not owner or (not memory_of(http) and is_from_here(http))
-        latest = [one for one in current_call().latest if sees_all or one.owner == owner]
+        kept = current_call().latest
+        latest = [one for one in kept if sees_all or one.owner == owner]
         drafting, model = backend.report().drafting, backend.status().model
         is_known = model is not None and model.load == drafting.load
         told = asdict(drafting) if is_known else None
-        return as_json({"requests": [one.as_json() for one in latest], "drafting": told})
+        found = [{**one.as_json(), "has_texts": _has_texts(one, owner)} for one in latest]
+        keeps = owner in kept.readers
+        return as_json({"requests": found, "keeps_texts": keeps, "drafting": told})
+
+    @router.post("/requests/texts")
+    async def keep_texts(owner: Owner, keeps: Annotated[bool, Body(embed=True)]) -> Response:
+        latest = current_call().latest
+        (latest.readers.add if keeps else latest.readers.discard)(owner)
+        for one in latest:
+            one.texts = one.texts if keeps or one.owner != owner else None
+        return as_json({})
+
+    @router.get("/requests/{number}")
+    async def request_texts(owner: Owner, number: TurnId) -> Response:
+        for one in current_call().latest:
+            if one.as_json()["id"] == number and _has_texts(one, owner):
+                return as_json(one.texts)
+        raise ApiError("the texts of this request are not kept", 404)
 
     # Presets
 
@@ -421,6 +437,11 @@ def _routes(chats: Chats, owners: Owners) -> APIRouter:
     # Its body may have as many values as it likes: another process reads it.
     router.add_api_route("/import", import_chats, methods=["POST"], route_class_override=APIRoute)
     return router
+
+
+def _has_texts(call: Call, owner: str) -> bool:
+    """Whether the texts of an own request are kept, and it has ended."""
+    return bool(call.texts) and call.owner == owner
 
 
 def as_json(data: Any) -> Response:

@@ -73,9 +73,7 @@ def _spans(reply: Reply) -> list[tuple[str, int, int]]:
 
 
 def turn_json(
-    turn: Turn,
-    siblings: Sequence[int],
-    live: Mapping[str, Any] | None = None,
+    turn: Turn, siblings: Sequence[int], live: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """A turn. ``live`` has what is shown of a reply that is being generated."""
     found: dict[str, Any] = {
@@ -94,12 +92,7 @@ def turn_json(
     reasoning, answer = (
         render_blocks(reply.text[start:end], reply.marks, start) for _, start, end in _spans(reply)
     )
-    return {
-        **found,
-        **reply_fields(reply, turn.state),
-        "reasoning": reasoning,
-        "blocks": answer,
-    }
+    return {**found, **reply_fields(reply, turn.state), "reasoning": reasoning, "blocks": answer}
 
 
 def reply_fields(reply: Reply, state: str) -> dict[str, Any]:

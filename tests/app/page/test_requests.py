@@ -86,3 +86,38 @@ def test_what_is_known_of_drafts_is_that_of_the_loaded_model(
         monkeypatch.setattr(backend, "report", lambda report=report: report)
         drafting = page.get("requests")["drafting"]
         assert (drafting and drafting["decode_ms"]) == told
+
+
+def test_texts_are_kept_for_their_owner_alone_while_they_are_wanted(tmp_path: Path) -> None:
+    backend, told = Written(), replace(DONE, prompt="<user>a secret")
+    with served(backend, tmp_path / "a.db", is_one=False) as site:
+        ann, bob = site.page(), site.page()
+        for page in (ann, bob):
+            page.get("state")
+
+        def said(page: Page, who: Page = ann, status: int = 200, **body: Any) -> Any:
+            """What is told of the texts of a new reply."""
+            chat = page.new_chat(**body)
+            page.post(f"chats/{chat}/messages", text=SAID)
+            assert backend.requests[-1].show_prompt is (page is ann and keeps)
+            backend.write(Tokens((("reply", True),), (7,)), told)
+            page.until(chat, lambda turn: turn["state"] == "done")
+            first = who.get("requests")["requests"][0]
+            assert first["has_texts"] is (status == 200)
+            return who.get(f"requests/{first['id']}", status)
+
+        keeps = False
+        said(ann, status=404)
+        ann.post("requests/texts", keeps=True)
+        keeps = True
+        assert ann.get("requests")["keeps_texts"] is True
+        assert bob.get("requests")["keeps_texts"] is False
+        assert said(ann) == {"prompt": "<user>a secret", "reply": "reply"}
+        number = ann.get("requests")["requests"][0]["id"]
+        bob.get(f"requests/{number}", 404)
+        said(bob, ann, 404)
+        keeps = False
+        said(ann, status=404, incognito=True)
+        ann.post("requests/texts", keeps=False)
+        ann.get(f"requests/{number}", 404)
+        said(ann, status=404)
