@@ -332,11 +332,11 @@ const loadModel = tried(async (spec, act = null) => {
   refreshModels();
 });
 
-export function takeLoad(before, { model, loading, load = model?.load }) {
+export function takeLoad(before, { model, loading, error, load = model?.load }) {
   const { act } = awaited;
   const isThere = load !== before.model?.load && model?.spec.model === awaited.model;
-  const hasEnded = before.loading?.model === awaited.model && loading?.model !== awaited.model;
-  if (isThere || hasEnded) awaited = {};
+  const hasFailed = before.loading?.model === awaited.model && !loading && (model || error); // not while none is there
+  if (isThere || hasFailed) awaited = {};
   if (isThere) act?.();
   if (load !== before.model?.load) findDraft();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,26 @@ def test_a_reply_is_written_again_by_the_model_that_is_chosen(
     page.click(f".model:has-text('{model.stem}') >> text=Answer")
     answer_with(model.stem, n=3)
     assert page.inner_text("#model-name") == model.stem
+
+
+def test_a_reply_waits_for_its_model_while_none_is_loaded(chat: Chat) -> None:
+    page, held = chat.page, list[Any]()
+    chat.ask("a cat")
+    page.route("**/page/events*", lambda route: held.append(route))
+    page.route("**/page/models/load", lambda route: route.fulfill(json={}))
+    chat.reload()
+    chat.act("Retry")
+    chat.choose("With another model")
+    page.fill("[aria-label='Path or name of a model']", "x.gguf")
+    page.press("[aria-label='Path or name of a model']", "Enter")
+    page.wait_for_selector("dialog.models", state="detached")
+    status = page.evaluate("fetch('page/state').then((answer) => answer.json())")["status"]
+    loading = {"model": "x.gguf", "title": "x", "stage": "load", "done": 0, "total": 100}
+    model = {**status["model"], "load": 99, "spec": {**status["model"]["spec"], "model": "x.gguf"}}
+    told = ({"loading": loading}, {"model": None}, {"model": model})
+    events = [f"event: status\ndata: {json.dumps({**status, **one})}\n\n" for one in told]
+    with page.expect_request("**/retry"):
+        held[-1].fulfill(body="".join(events), content_type="text/event-stream")
 
 
 HTML = """```html
