@@ -8,42 +8,22 @@ tokens, a prompt's row takes 1.3 times as long as without them with SmolLM2-135M
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from batching.rows import Rows
 from batching.slots import Slot
-from batching.target import ALL, END, Target
+from batching.target import ALL, END
 
 _TEXT, _PIECE = 0, 1  # the sequences used
-
-
-class CopyingTarget(Target, Protocol):
-    """A target whose sequences can be copied to another one's."""
-
-    def copy_out(self, seq_id: int) -> Any:
-        """A copy of a sequence."""
-
-    def copy_in(self, seq_id: int, state: Any) -> bool:
-        """Put a copy into an empty sequence; returns whether there was room."""
 
 
 class PromptContext:
     """Reads prompts, piece by piece, of one text at a time."""
 
-    def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
-        """``target`` reads for slots of ``slots``; it has two sequences or more."""
+    def __init__(self, target: Any, slots: Any) -> None:
+        """``target`` reads for slots of ``slots``: contexts, the first with two sequences."""
         self._target, self._slots = target, slots
         self._tokens: list[int] = []  # in the target
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens that a text may have."""
-        return self._target.n_ctx
-
-    @property
-    def n_batch(self) -> int:
-        """Rows that can be read at a time."""
-        return self._target.n_batch
 
     def read(self, prompt: Sequence[int], slot: Slot, rows: Rows) -> bool:
         """Decode ``rows`` of ``prompt``, the next after those in ``slot``, and put them there.

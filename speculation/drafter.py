@@ -18,7 +18,7 @@ from batching.llama.context import Context
 from batching.target import Output
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.drafting.cost import Cost
+from speculation.drafting.cost import Cost, Prices
 from speculation.drafting.resources import Resources
 from speculation.heads.file import HeadsKind
 from speculation.verify import Match, Verifier
@@ -36,6 +36,7 @@ class DraftBudget(NamedTuple):
                    selection follows, so the drafter's own parameters decide how much to draft
     chain_only     only one path will be decoded, because the target has a single sequence
     n_vocab        tokens of the vocabulary
+    prices         what the step costs, if that is known
     """
 
     max_nodes: int = NO_LIMIT
@@ -44,6 +45,7 @@ class DraftBudget(NamedTuple):
     min_path_prob: float = 0.0
     chain_only: bool = False
     n_vocab: int = NO_LIMIT
+    prices: Prices | None = None
 
     def room(self, tree: TokenTree) -> int:
         """How many nodes may still be added to ``tree``."""
@@ -106,11 +108,6 @@ class Requirements:
     prompt_reader: StateReader | None = None
     rows: int = 1
     branches: int = 0
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether it reads states of the target, which gives every row output."""
-        return self.hidden or bool(self.layers)
 
     @staticmethod
     def of_all(requirements: Iterable[Requirements]) -> Requirements:
@@ -182,14 +179,10 @@ class Drafter:
     """Drafts for one text. A method subclasses it and overrides what it needs.
 
     requires  what it needs from the target, fixed at construction
-    cost      the measured cost by which the loop chooses among its drafts; None: all are decoded
-    budget    limits on what is chosen in the present step
     share     a row of its own context over one of the target's, as estimated before it is timed
     """
 
     requires: Requirements = Requirements()
-    cost: Cost | None = None
-    budget: DraftBudget = DraftBudget()
     share: float = 0.0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -207,10 +200,6 @@ class Drafter:
         coroutine (``batching.together``) if drafting takes decodes or forward passes that are done
         together with those of other texts.
         """
-
-    def keep(self, tree: TokenTree, nodes: list[int]) -> None:
-        """Drop all drafts of ``tree`` but the ``nodes`` chosen by ``cost``, ascending."""
-        tree.keep(nodes)
 
     def observe(self, step: Step) -> None:
         """Learn from a step, whether or not this drafter drafted in it."""
@@ -232,6 +221,25 @@ class Drafter:
 
     def end(self, tokens: Sequence[int]) -> None:
         """The text has ended, or was abandoned. ``tokens`` is all of it, including the prompt."""
+
+
+class Chooser(Drafter):
+    """A drafter among whose drafts the loop chooses by their cost.
+
+    cost    what a decode costs
+    budget  limits on what is chosen in the present step
+    """
+
+    cost: Cost
+    budget: DraftBudget = DraftBudget()
+
+    def promise(self, tokens: Sequence[int], prices: Prices | None = None) -> float | None:
+        """As of any drafter, at the ``prices`` of the coming step; None = those of a text alone."""
+        return None
+
+    def keep(self, tree: TokenTree, nodes: list[int]) -> None:
+        """Drop all drafts of ``tree`` but the chosen ``nodes``, ascending."""
+        tree.keep(nodes)
 
 
 def drafted(

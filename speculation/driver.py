@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import TypeVar
 
 from batching.errors import ModelError, SpeculationError
@@ -52,6 +53,13 @@ class Driver:
         """
         if self.is_this_thread:
             return function()
+        future = self._queue(function)
+        while not future.done():  # a Ctrl-C that comes just before a wait does not end that
+            wait([future], 0.5)
+        return future.result()
+
+    def _queue(self, function: Callable[[], T], *, is_last: bool = False) -> Future[T]:
+        """Queue a call. None comes after the last one. Raises as ``check_open``."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -63,10 +71,9 @@ class Driver:
         with self._lock:
             self.check_open()
             self._calls.append(run)
+            self.is_closed = is_last  # after that, or the thread might end without it
         self.wake()
-        while not future.done():  # a Ctrl-C that comes just before a wait does not end that
-            wait([future], 0.5)
-        return future.result()
+        return future
 
     @property
     def is_this_thread(self) -> bool:
@@ -109,24 +116,12 @@ class Driver:
         self.check_thread()
         if os.getpid() != self._pid:
             return  # in a forked child there is no thread
-        future: Future[None] = Future()
-        with self._lock:
-            if not self.is_closed:
-
-                def run() -> None:
-                    try:
-                        last()
-                        future.set_result(None)
-                    except BaseException as error:
-                        future.set_exception(error)
-
-                self._calls.append(run)
-                self.is_closed = True  # after that, or the thread might end without it
-            else:
-                future.set_result(None)
-        self.wake()
+        future: Future[None] | None = None
+        with suppress(ModelError):  # it is closed, or somebody else closes it
+            future = self._queue(last, is_last=True)
         self._thread.join()
-        future.result()
+        if future is not None:
+            future.result()
 
     def _run(self) -> None:
         while True:

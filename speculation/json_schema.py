@@ -162,13 +162,9 @@ def _mapped(
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
     """``schema`` and all schemas in it."""
-    found: list[Mapping[str, Any]] = []
-
-    def add(part: Any, _: str) -> Any:
-        if isinstance(part, Mapping):
-            found.append(part)
-            _mapped(part, "", add)
-        return part
-
-    add(schema, "")
-    return iter(found)
+    if isinstance(schema, Mapping):
+        yield schema
+        inner: list[Any] = []
+        _mapped(schema, "", lambda part, _: inner.append(part))
+        for part in inner:
+            yield from _parts(part)

@@ -27,8 +27,7 @@ class LongPrompts:
     """Decides which prompts are read in a context of their own, and how much of them in a step."""
 
     def __init__(self, small: Context, shared: Context, cost: Cost) -> None:
-        self._context = small
-        self._cost = cost
+        self._small = small
         self._prompts = PromptContext(small, shared)
         # At first more than a prompt's row takes.
         self._row_seconds = Average(0.001, cost.row_seconds)
@@ -62,22 +61,21 @@ class LongPrompts:
             return None
 
     def close(self) -> None:
-        self._context.close()
+        self._small.close()
 
     def takes(self, text: TokenSequence) -> bool:
         """Whether what is left of a prompt is to be read here."""
         reading = text.reading
         assert reading is not None
-        is_short = reading.n_left < _LONG or len(text.request.prompt) > self._prompts.n_ctx
+        is_short = reading.n_left < _LONG or len(text.request.prompt) > self._small.n_ctx
         return not (is_short or reading.needs_output)
 
-    def read(self, texts: Sequence[TokenSequence], n_writing: int, max_seconds: float) -> None:
-        """Read prompts that it ``takes``, one after another. Together with a step of the
-        ``n_writing`` texts that wait, this takes about ``max_seconds``."""
-        end = now() + max_seconds - self._cost.curve(0).at(n_writing)
+    def read(self, texts: Sequence[TokenSequence], seconds: float) -> None:
+        """Read prompts that it ``takes``, one after another, for about so many ``seconds``."""
+        end = now() + seconds
         for i, text in enumerate(texts):
             n_left = int((end - now()) / self._row_seconds.value)
-            n_most = min(n_left, self._prompts.n_batch)
+            n_most = min(n_left, self._small.n_batch)
             if n_most < _LONG:
                 if i:
                     return

@@ -74,12 +74,6 @@ class Stats:
         """Accepted / drafted."""
         return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
 
-    @property
-    def overhead_seconds_per_step(self) -> float:
-        """Time per step outside ``llama_decode``, without the first step."""
-        outside = self.decode_seconds - self.phase_seconds["decode"]
-        return outside / (self.n_steps - 1) if self.n_steps > 1 else 0.0
-
 
 def rate(n_tokens: int, n_first: int, decode_seconds: float) -> float:
     """Tokens per second without the first step, which made ``n_first``; 0 if there was no other."""

@@ -25,7 +25,8 @@ from batching.llama.devices import CacheSize, Placement
 from batching.llama.exact import use_one_kernel
 from batching.llama.hardware import available_memory
 from batching.llama.model import ALL_LAYERS, Model
-from batching.llama.tune import Settings, fastest
+from batching.llama.sampler import SamplerChain
+from batching.llama.tune import Settings, fastest, use_fewest_threads
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.auto.calibration import guess, measure
@@ -123,16 +124,11 @@ class LoadParams:
             )
 
     @property
-    def own_params(self) -> ContextParams:
-        """Those of the context, for one text."""
-        params = self.params or ContextParams()
-        n_ctx = params.n_ctx if self.n_ctx is None else self.n_ctx
-        return replace(params, n_ctx=n_ctx, exact=params.exact or self.exact)
-
-    @property
     def context_params(self) -> ContextParams:
         """Those of the context: several texts divide its sequences among them."""
-        params, n = self.own_params, self.parallel
+        params, n = self.params or ContextParams(), self.parallel
+        n_ctx = params.n_ctx if self.n_ctx is None else self.n_ctx
+        params = replace(params, n_ctx=n_ctx, exact=params.exact or self.exact)
         if params.exact:
             return replace(params, n_seq_max=n, n_slots=n)
         if n == 1:
@@ -184,7 +180,9 @@ class Runtime:
             draft_share=draft.model.n_bytes / model.n_bytes if draft is not None else 0.0,
             heads=heads,
             draft_sampler=self._draft_sampler,
-            memory=_load_memory(source.memory_file, model),
+            memory=SuffixMemory()
+            if source.memory_file is None or not source.memory_file.exists()
+            else SuffixMemory.load(source.memory_file, fingerprint(model.path), model.n_vocab),
             saved=learnt.states(self._learnt, self._states_key),
         )
         for head in self.resources.heads.values():
@@ -202,7 +200,7 @@ class Runtime:
         )
         if source.draft_device is not None:
             draft_placement = Placement.of(device=source.draft_device)
-        opened: list[Model | Context | Head] = []
+        opened: list[Model | Head] = []  # a model closes its contexts
         try:
             params, draft_file = source.context_params, None
             if source.draft_model is not None:
@@ -230,7 +228,6 @@ class Runtime:
             if params.exact:
                 params = replace(params, n_ubatch=learnt.equal_rows(model, params))
             context = Context(model, settings.fill(params), trace=source.trace_batches)
-            opened.append(context)
             given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
             files = [resolve(file) for file in heads_for(name, given)]
             heads = load_heads(files, model, source.kinds)
@@ -250,8 +247,7 @@ class Runtime:
             wanted = _draft_params(context)
             n_ctx = min(wanted.n_ctx, max_tokens(small) * wanted.n_slots)
             draft = Context(small, replace(wanted, n_ctx=n_ctx))
-            opened.append(draft)
-            draft.use_fewest_threads()
+            use_fewest_threads(draft)
             return cls(source, model, context, heads, draft, embedder)
         except BaseException as error:
             for item in reversed(opened):
@@ -293,8 +289,7 @@ class Runtime:
 
         An exception from ``progress``, and GivenUp, end the measurement.
         """
-        cost = self.resources.cost if self.context.n_rewind else None
-        if cost is not None and cost.is_rough:
+        if self.context.n_rewind and (cost := self.resources.cost).is_rough:
             with self._small() as context:
                 found = measure(context, progress=progress and (lambda _: progress()))
             cost.set(found.near, found.far, is_rough=found.is_rough)
@@ -316,11 +311,10 @@ class Runtime:
 
     def _first_cost(self) -> Cost:
         """The cost that was measured in an earlier run, or a guess."""
-        found = learnt.cost(self._learnt)
-        if found is None:
-            with self._small() as context:
-                found = guess(context)
-        return found
+        if (found := learnt.cost(self._learnt)) is not None:
+            return found
+        with self._small() as context:
+            return guess(context)
 
     def _small(self) -> Context:
         """A context like that of the model, to measure in."""
@@ -330,8 +324,9 @@ class Runtime:
         return Context(self.model, replace(own, n_ctx=min(_MEASURED_CELLS, context.text_limit)))
 
     def _draft_sampler(self, sampling: SamplingParams) -> DraftDistribution:
-        sampler = make_sampler(sampling, self.model, self.context.n_ctx)
-        return DraftDistribution(sampler, sampling.seed)
+        chain = make_sampler(sampling, self.model, self.context.n_ctx)
+        assert isinstance(chain, SamplerChain), "drafts are sampled if the text is"
+        return DraftDistribution(chain, sampling.seed)
 
     @property
     def embedding_model(self) -> str:
@@ -355,13 +350,9 @@ class Runtime:
         self._save_memory()
         if self._embedder is not None:
             self._embedder.close()
-        for head in self.resources.heads.values():
-            head.close()
-        self.context.close()
-        self.model.close()
-        if self.draft is not None:
-            self.draft.close()
-            self.draft.model.close()
+        for item in (*self.resources.heads.values(), self.model, self.draft and self.draft.model):
+            if item is not None:
+                item.close()  # a model with its contexts
 
     def _save_learnt(self, cost: Cost) -> None:
         states = self.resources.to_save(self._source.saved)
@@ -375,12 +366,6 @@ class Runtime:
                 self.resources.memory.save(path, fingerprint(self.model.path))
             except OSError as error:
                 log.warning("cannot save the memory in %s: %s", path, error.strerror or error)
-
-
-def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
-    if path is None or not path.exists():
-        return SuffixMemory()
-    return SuffixMemory.load(path, fingerprint(model.path), model.n_vocab)
 
 
 def _own_context(files: Sequence[Path], params: ContextParams, placement: Placement) -> int:

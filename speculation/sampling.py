@@ -209,7 +209,7 @@ class DraftDistribution:
     The chain sees the text and, if it has memory (penalties), also the drafts of the path.
     """
 
-    def __init__(self, chain: SamplerChain | GreedySampler, seed: int) -> None:
+    def __init__(self, chain: SamplerChain, seed: int) -> None:
         """``chain`` must not be shared with the target; ``seed`` seeds the drafts' draws."""
         self._chain = chain
         self._random = np.random.default_rng([seed, 1])

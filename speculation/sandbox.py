@@ -122,14 +122,14 @@ class Sandbox:
             raise InvalidParameter(str(error)) from error
         with self._taken() as process:
             answer: dict[str, Any] = process.exchange(line, seconds * _WAIT)
-        if answer == {"exceeded": "time"}:
-            raise exceeded(f"took longer than {seconds:.2g} s")
-        if answer == {"exceeded": "characters"}:
-            raise exceeded(f"made more than {characters:,} characters")
-        if answer == {"exceeded": "memory"}:
-            raise exceeded(f"needed more than {MEMORY >> 20:,} MiB of memory")
-        if answer == {"exceeded": "process"}:
-            raise exceeded("ended the process that tried it")
+        what = {
+            "time": f"took longer than {seconds:.2g} s",
+            "characters": f"made more than {characters:,} characters",
+            "memory": f"needed more than {MEMORY >> 20:,} MiB of memory",
+            "process": "ended the process that tried it",
+        }
+        if "exceeded" in answer:
+            raise exceeded(what[answer["exceeded"]])
         if "error" in answer:
             raise InvalidParameter(answer["error"])
         return answer

@@ -47,15 +47,19 @@ class Scheduler:
         """Texts that nobody writes may go to ``files``."""
         self._runtime = runtime
         self.places = Places(runtime, n_slots, files)
-        self._batch = Batch(self.places.slots)
+        self._batch = self._new_batch()
         self._waiting: list[TokenSequence] = []
         self._lock = threading.Lock()  # held while one joins those that wait
         self._is_closed = False
-        self._long_prompts: LongPrompts | None = None
-        if n_slots > 1:
-            _ = runtime.resources.cost  # how much of a prompt to read beside others
-            n_seq_max = self.places.places[0].slot.n_seq_max
-            self._long_prompts = LongPrompts.open(runtime, n_seq_max, MAX_WAIT)
+        n_seq_max = self.places.places[0].slot.n_seq_max
+        several = n_slots > 1
+        self._long_prompts = LongPrompts.open(runtime, n_seq_max, MAX_WAIT) if several else None
+
+    def _new_batch(self) -> Batch:
+        """One for the context as it is now."""
+        several = self.places.n_slots > 1
+        cost = self._runtime.resources.cost if several else None  # how much of a prompt to read
+        return Batch(self.places.slots, cost, self._max_rows)
 
     @property
     def n_running(self) -> int:
@@ -109,19 +113,16 @@ class Scheduler:
         Returns False if there is nothing to do.
         """
         try:
-            self._step()
+            self._end_cancelled()
+            self._admit()
+            if sequences := self.places.active():
+                self._decode(sequences)
         except BaseException as error:  # a fault of ours: nobody must wait for ever
             log.exception("a step failed")
             for one in self.places.active():
                 one.fail(error)
         self.places.leave()
         return bool(self._waiting or self.places.active())
-
-    def _step(self) -> None:
-        self._end_cancelled()
-        self._admit()
-        if sequences := self.places.active():
-            self._decode(sequences)
 
     # The queue
 
@@ -178,7 +179,7 @@ class Scheduler:
                 runtime.widen(needed.branches)
             finally:
                 places.renew()
-                self._batch = Batch(places.slots)
+                self._batch = self._new_batch()
             place = places.find(one)
         may_draft = request.method.name != BASELINE and runtime.context.n_rewind > 0
         if structure is not None and needed.rows == 1 and may_draft:
@@ -236,13 +237,13 @@ class Scheduler:
         One that is written alone takes steps until a frame has passed or something comes.
         """
         drafting, first = self._batch.drafting, sequences[0]
-        self._tell_cost(sequences)
+        n_past = self._n_past(sequences)
         reading = [one for one in sequences if one.reading is not None]
         is_alone = len(sequences) == 1 and not reading and not drafting
         if reading and len(sequences) > 1:
             for one in sequences:  # a prompt takes longer than a frame
                 one.flush()
-        pieces = self._pieces(sequences, reading)
+        pieces = self._pieces(sequences, reading, n_past)
         shares, writing = self._shares(sequences), list[TokenSequence]()
         for place in self.places.places:
             written = place.sequence
@@ -256,23 +257,23 @@ class Scheduler:
                 writing.append(written)
         prompts = {one: len(rows) for one, rows in pieces.items()}
         prompts |= {one: one.cache.n_deferred for one in writing if one.cache.n_deferred}
-        max_rows = self._max_rows if len(writing) > 1 else NO_LIMIT
         watch = partial(self._watch, sequences, prompts)
         start = now()
 
         def is_wanted() -> bool:
             return bool(self._waiting) or first.reply.is_cancelled
 
-        step(writing, self._batch, pieces, max_rows=max_rows, watch=watch, is_wanted=is_wanted)
+        step(writing, self._batch, pieces, n_past=n_past, watch=watch, is_wanted=is_wanted)
         while is_alone and not (first.has_ended or is_wanted() or now() > start + FRAME_SECONDS):
             with first:
                 self.places.extend(self.places.of(first), first.room + 1)
-                step(writing, self._batch, watch=watch, is_wanted=is_wanted)
+                step(writing, self._batch, n_past=n_past, watch=watch, is_wanted=is_wanted)
         if is_alone:
             self.places.shrink(self.places.of(first), first.room + 1)  # others may need the rest
         n_rows = sum([len(rows) for rows in pieces.values()])
-        if self._batch.cost is not None and n_rows >= _TILE and not writing:
-            self._batch.cost.has_read(n_rows, now() - start)
+        cost = self._runtime.resources.known_cost
+        if cost is not None and n_rows >= _TILE and not writing:
+            cost.has_read(n_rows, now() - start)
 
     @staticmethod
     def _watch(
@@ -288,24 +289,20 @@ class Scheduler:
                 one.tell_progress(int(share * n_rows))
         return all(one.reply.is_cancelled or one.has_ended for one in sequences)
 
-    def _tell_cost(self, sequences: Sequence[TokenSequence]) -> None:
-        """Tell the cost what a row attends to.
+    def _n_past(self, sequences: Sequence[TokenSequence]) -> int:
+        """How many tokens a row attends to, on average.
 
         Flash attention skips the cells of other sequences, at least on a CPU: 8 rows of SmolLM2
         took 36 ms with 200 tokens in each of 8 sequences, and 80 ms with 1,600 in one. To look at
         a cell costs about a twentieth of attending to it.
         """
-        cost = self._batch.cost = self._runtime.resources.known_cost
-        if cost is not None:
-            n_cells = sum([len(place.cache.tokens) for place in self.places.places])
-            own = sum([len(one.cache.tokens) for one in sequences]) // len(sequences)
-            has_flash_attn = self._runtime.context.flash_attn
-            cost.n_past = own + (n_cells - own) // 20 if has_flash_attn else n_cells
-            if self.places.n_slots == 1:
-                cost.n_past = 0  # its own count
+        n_cells = sum([place.cache.n_past for place in self.places.places])
+        own = sum([one.cache.n_past for one in sequences]) // len(sequences)
+        has_flash_attn = self._runtime.context.flash_attn
+        return own + (n_cells - own) // 20 if has_flash_attn else n_cells
 
     def _pieces(
-        self, sequences: Sequence[TokenSequence], reading: list[TokenSequence]
+        self, sequences: Sequence[TokenSequence], reading: list[TokenSequence], n_past: int
     ) -> dict[TokenSequence, Rows]:
         """The next prompt rows of those that are ``reading``; those that are read begin."""
         pieces: dict[TokenSequence, Rows] = {}
@@ -313,11 +310,12 @@ class Scheduler:
             return pieces
         reading.sort(key=lambda one: one.meter.submitted)
         n_writing = len(sequences) - len(reading)
+        seconds = self._seconds_to_read(n_writing, n_past)
         if len(sequences) > 1 and self._long_prompts is not None:
             long = [one for one in reading if self._long_prompts.takes(one)]
-            self._long_prompts.read(long, n_writing, _wait(n_writing))
+            self._long_prompts.read(long, seconds)
             reading = [one for one in reading if one not in long]
-        n_left = self._n_prompt_rows(sequences, n_writing)
+        n_left = self._n_prompt_rows(sequences, n_writing, seconds)
         n_left -= sum([one.cache.n_deferred for one in self._batch.drafting])
         for one in reading:
             if n_left < 2:
@@ -353,27 +351,28 @@ class Scheduler:
         on_cpu = context.flash_attn and context.model.n_host_layers
         return _TILE - 1 if on_cpu else NO_LIMIT
 
-    def _n_prompt_rows(self, sequences: Sequence[TokenSequence], n_writing: int) -> int:
+    def _seconds_to_read(self, n_writing: int, n_past: int) -> float:
+        """How long a step may read prompts, beside the rows of ``n_writing``.
+
+        These wait MAX_WAIT at most; twice as long if it reads both a long prompt and short ones.
+        """
+        cost = self._batch.cost
+        own = 0.0 if cost is None else cost.curve(n_past).at(n_writing)
+        return (MAX_WAIT if n_writing else MAX_READING) - own
+
+    def _n_prompt_rows(
+        self, sequences: Sequence[TokenSequence], n_writing: int, seconds: float
+    ) -> int:
         """How many prompt rows to decode in a step of ``sequences``, of which ``n_writing`` wait
-        for their tokens."""
+        for their tokens, in about so many ``seconds``."""
         n_batch = self._runtime.context.n_batch
         most = n_batch - sum(self._shares(sequences).values()) if len(sequences) > 1 else n_batch
         room = self._max_rows - len(sequences)  # one that has read its prompt has a row, too
         if n_writing and room >= _TILE // 4:  # else prompts would take too many steps
             most = min(most, room)
-        cost = self._runtime.resources.known_cost
-        if cost is None or self.places.n_slots == 1:  # nobody could start earlier
+        cost = self._batch.cost
+        if cost is None:  # one slot: nobody could start earlier
             return most
-        seconds = _wait(n_writing) - cost.curve(0).at(n_writing)
         # Smaller pieces take more time for each row, and would seem to call for still smaller ones.
         least = _LEAST_ROWS if n_writing else _TILE
         return min(max(least, int(seconds / cost.row_seconds)), most)
-
-
-def _wait(n_writing: int) -> float:
-    """Seconds that a step with prompts may take.
-
-    Those that are written wait MAX_WAIT at most; twice as long if a step reads both a long prompt
-    and short ones.
-    """
-    return MAX_WAIT if n_writing else MAX_READING

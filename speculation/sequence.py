@@ -24,6 +24,7 @@ from batching.together import Coroutine, own_time
 from batching.tree import NO_LIMIT, TokenTree, keep_leaves
 from speculation.chat.detokenizer import ReplyText, Token
 from speculation.drafter import (
+    Chooser,
     DraftBudget,
     Drafter,
     PlainSteps,
@@ -31,7 +32,7 @@ from speculation.drafter import (
     Step,
     drafted,
 )
-from speculation.drafting.cost import Cost
+from speculation.drafting.cost import Prices
 from speculation.meter import Draft, Meter, drafts_of
 from speculation.reply import Reply
 from speculation.request import Request
@@ -73,7 +74,6 @@ class TokenSequence:
     structure   what its schema or grammar allows next, or None
     reading     its prompt on the way into the cache; None before and after
     tree        the present step's tree; a lone root if the step is plain
-    budget      the limits on that tree
     is_plain    whether the present step drafts nothing
     n_ahead     requests that are known to come first
     awaited     who reads what its prompt begins with, and up to which token it waits for that
@@ -134,8 +134,8 @@ class TokenSequence:
         self.cache, self.drafters = cache, drafters
         self.verifier, self._sampler, self.sampler = verifier, sampler, sampler
         self.needed = needed = Requirements.of_all(drafter.requires for drafter in drafters)
-        self.chooser = next((one for one in drafters if isinstance(one.cost, Cost)), None)
-        self.tree, self.budget, self.is_plain = TokenTree(self.tokens[-1]), DraftBudget(), False
+        self.chooser = next((one for one in drafters if isinstance(one, Chooser)), None)
+        self.tree, self.is_plain = TokenTree(self.tokens[-1]), False
         self._unseen = PlainSteps([], [])  # that the drafters have not seen yet
         self._rows = Rows([], [], [], [])
         if isinstance(sampler, SamplerChain):
@@ -148,11 +148,16 @@ class TokenSequence:
                 )
             found, after = self.reply.logprobs, request.post_sampling
             self.sampler = RecordingSampler(sampler, request.logprobs, found, after=after)
-        self._sample = self._plain_sampling()
+        # After a single row ``Match.verify`` is the same as sampling, but slower.
+        lone = TokenTree(self.tokens[-1])
+        self._sample: Callable[[Output, int], int] = self.sampler.sample
+        if type(verifier) is not Match:
+            self._sample = lambda output, _: verifier.verify(lone, output, self.sampler)[1]
         if request.scored is not None:
             cache.target.want_logits(True)
         # If states are read, every row of a step has output; a prompt's rows must not.
-        reads_end = needed.reads_states or request.reads_all or request.max_tokens == 0
+        reads_states = needed.hidden or bool(needed.layers)
+        reads_end = reads_states or request.reads_all or request.max_tokens == 0
         self.reading = Reading(
             cache,
             request.prompt[:-1],
@@ -172,14 +177,6 @@ class TokenSequence:
         following, n_top = request.prompt[first + 1 : first + n + 1], request.logprobs or 0
         rows = enumerate(following)
         request.scored([token_logprobs(output.logits(row), token, n_top) for row, token in rows])
-
-    def _plain_sampling(self) -> Callable[[Output, int], int]:
-        """The function that chooses the next token after a single row."""
-        verifier, sampler = self.verifier, self.sampler
-        if type(verifier) is Match:
-            return sampler.sample  # the same as ``Match.verify`` here, but faster
-        tree = TokenTree(self.tokens[-1])
-        return lambda output, row: verifier.verify(tree, output, sampler)[1]
 
     @property
     def room(self) -> int:
@@ -226,7 +223,15 @@ class TokenSequence:
         self.has_ended = reply.has_ended = True
         if self._sampler is not None and not reply.stats.n_steps:  # it has read, at most
             self.meter.stop(max(0, self.n_read - reply.stats.n_reused))
-        for work in (self._pass_rest, *self._leaving()):
+        works: list[Callable[[], object]] = [self._pass_rest]
+        if self._sampler is not None:
+            works.append(self._leave_cache)
+        if self._has_begun:
+            ends = [partial(drafter.end, self.tokens) for drafter in self.drafters]
+            works += [self._show_plain, *ends]
+        if isinstance(self._sampler, SamplerChain):
+            works.append(self._sampler.close)
+        for work in works:
             self._try(work)
         if reply.error is None:
             reply.finish_reason = reason
@@ -253,41 +258,31 @@ class TokenSequence:
         if self.reply.error is None:
             self.reply.error = error if isinstance(error, Exception) else RuntimeError(repr(error))
 
-    def _leaving(self) -> list[Callable[[], object]]:
-        """What leaves the text in the cache, less its last token, and gives it to the drafters."""
-        work: list[Callable[[], object]] = []
-        if self._sampler is None:
-            return work
+    def _leave_cache(self) -> None:
+        """Leave the text in the cache, less its last token, and ask the target for no more."""
         target = self.cache.target
         if self.reading is not None:
-            work.append(self.reading.close)
+            self.reading.close()
         elif self._has_begun:
-            work += [
-                self._show_plain,
-                partial(target.want_hidden, False),
-                partial(target.want_layers, ()),
-                lambda: self.cache.truncate(min(len(self.tokens) - 1, self.cache.n_past)),
-                *[partial(drafter.end, self.tokens) for drafter in self.drafters],
-            ]
-        work.append(partial(target.want_logits, False))
-        if isinstance(self._sampler, SamplerChain):
-            work.append(self._sampler.close)
-        return work
+            self.cache.truncate(min(len(self.tokens) - 1, self.cache.n_past))
+        target.want_hidden(False)
+        target.want_layers(())
+        target.want_logits(False)
 
     # A step
 
-    def look(self) -> bool:
-        """Whether the coming step would draft nothing. Asks the drafters, once a step."""
-        self.is_plain = False
-        if not self.meter.stats.n_steps:  # the first step also decodes the end of the prompt
-            return False
+    def look(self, prices: Prices | None = None) -> None:
+        """Ask the drafters, once a step, whether the coming one would draft nothing."""
+        self.is_plain = False  # as the first step, which also decodes the end of the prompt
+        if self.meter.stats.n_steps and not self._would_draft(prices):
+            self.is_plain, self.tree = True, TokenTree(self.tokens[-1])
+
+    def _would_draft(self, prices: Prices | None) -> bool:
+        tokens, chooser = self.tokens, self.chooser
         for drafter in self.drafters:
-            if drafter.promise(self.tokens) != 0.0:
-                return False
-        if len(self.tree) > 1:
-            self.tree = TokenTree(self.tokens[-1])
-        self.is_plain = True
-        return True
+            if drafter is not chooser and drafter.promise(tokens) != 0.0:
+                return True
+        return chooser is not None and chooser.promise(tokens, prices) != 0.0
 
     @property
     def n_unread(self) -> int:
@@ -305,8 +300,8 @@ class TokenSequence:
         is_match = type(self.verifier) is Match
         target.want_logits(needed.logits or self.sampler.reads_logits or not is_match)
 
-    def draft(self) -> Coroutine[None]:
-        """Draft the next step's tree."""
+    def draft(self, prices: Prices | None = None) -> Coroutine[None]:
+        """Draft the next step's tree, which has to save its ``prices``."""
         if not self._has_begun:
             self._begin()
         start = own_time.now()
@@ -319,6 +314,7 @@ class TokenSequence:
             max_leaves=max(1, target.n_seq_max - 1),
             chain_only=n_rewind < NO_LIMIT or target.n_seq_max == 1,
             n_vocab=target.n_vocab,
+            prices=prices,
         )
         # The root is the last token; this step computes its KV entry.
         self.tree = tree = TokenTree(tokens[-1])
@@ -326,26 +322,14 @@ class TokenSequence:
             yield from drafted(self.request.method.name, drafter, tokens, tree, budget)
         if self.structure is not None and len(tree) > 1 and self.needed.rows == 1:
             self.keep(self.structure.prune(tree))
-        if self.chooser is not None:
-            budget = self.chooser.budget
-        elif budget.chain_only:
-            tree.keep(tree.likeliest_path()[: budget.max_depth])
-        elif len(tree) - 1 > budget.max_leaves and not tree.branches:
-            # Drop the least likely drafts until there is a sequence for each branch.
-            nodes = list(range(1, len(tree)))
-            if not tree.draft_probs:  # samples must not be chosen by their values
-                nodes.sort(key=tree.path_probs().__getitem__, reverse=True)
-            keep_leaves(tree, nodes, budget.max_leaves)
-            tree.keep(sorted(nodes))
-        self.budget = budget
+        if self.chooser is None:
+            _fit(tree, budget)
         self.meter.draft_seconds = own_time.now() - start
 
     def keep(self, nodes: list[int]) -> None:
         """Drop all drafts of the tree but ``nodes``, ascending."""
-        if self.chooser is None:
-            self.tree.keep(nodes)
-        else:
-            self.chooser.keep(self.tree, nodes)
+        keep = self.tree.keep if self.chooser is None else partial(self.chooser.keep, self.tree)
+        keep(nodes)
 
     def _show_plain(self) -> None:
         """Show the drafters the plain steps that they have not seen yet."""
@@ -385,7 +369,10 @@ class TokenSequence:
             return self._add_plain(step, 0.0, self.meter.lap(), n_texts)
         cache, meter, tree = self.cache, self.meter, self.tree
         n_deferred = cache.n_deferred
-        drafts = self._drafts() if self.request.record else ()  # before the structure goes on
+        drafts: Sequence[Draft] = ()
+        if self.request.record:  # before the structure goes on
+            forced = self.structure.forced(len(tree)) if self.structure is not None else ()
+            drafts = drafts_of(tree, self.request.method.name, forced)
         meter.lap()
         path, bonus = self.verifier.verify(tree, output, self.sampler)
         seen = Step(tree, output, path, bonus, decode_seconds)
@@ -412,13 +399,11 @@ class TokenSequence:
             reason = "context"
         return n, reason
 
-    def _drafts(self) -> Sequence[Draft]:
-        forced = self.structure.forced(len(self.tree)) if self.structure is not None else ()
-        return drafts_of(self.tree, self.request.method.name, forced)
-
     # Plain steps
 
-    def run_plain(self, is_wanted: Callable[[], bool] = lambda: False) -> None:
+    def run_plain(
+        self, prices: Prices | None = None, is_wanted: Callable[[], bool] = lambda: False
+    ) -> None:
         """Decode plain steps while no drafter would draft, and hand out their tokens.
 
         Without a tree, the Python overhead of a step is 9 to 18 µs instead of 50. That matters for
@@ -426,19 +411,19 @@ class TokenSequence:
         ``is_wanted``, polled after each step, says that something else is to be done. If a later
         step fails, the tokens before it are handed out first.
         """
-        cache, meter, steps = self.cache, self.meter, PlainSteps([], [])
+        meter, steps = self.meter, PlainSteps([], [])
         failure: Exception | None = None
         meter.lap()
         try:
-            self._decode_plain(steps, is_wanted)
+            self._decode_plain(steps, prices, is_wanted)
         except Exception as error:
             if not steps.tokens:
                 raise
             failure = error
         verifying = meter.lap() - sum(steps.seconds)
-        if self.chooser is not None and self.chooser.cost is not None:
+        if self.chooser is not None and prices is not None:
             n, seconds = len(steps.seconds), median(steps.seconds)
-            self.chooser.cost.follow(1, cache.n_past, seconds, n)
+            prices.cost.follow(1, prices.n_past, seconds, n)
         self._show_plain()
         for drafter in self.drafters:
             drafter.observe_plain(steps)
@@ -447,7 +432,9 @@ class TokenSequence:
         if failure is not None:
             raise failure
 
-    def _decode_plain(self, steps: PlainSteps, is_wanted: Callable[[], bool]) -> None:
+    def _decode_plain(
+        self, steps: PlainSteps, prices: Prices | None, is_wanted: Callable[[], bool]
+    ) -> None:
         """Decode plain steps as far as a run goes; add their tokens to ``steps`` and to the text.
 
         Stops early when a drafter would draft, and after a token that may end the text.
@@ -455,7 +442,6 @@ class TokenSequence:
         target, committed, tokens = self.cache.target, self.cache.tokens, self.tokens
         n_steps = min(self.max_length - len(tokens), target.n_ctx - len(committed))
         sample, seq_ids, ends = self._sample, range(self.cache.n_seq), self.written.ends
-        promises = [drafter.promise for drafter in self.drafters]
         token = tokens[-1]
         start = now()
         for position in range(len(committed), len(committed) + n_steps):
@@ -467,11 +453,9 @@ class TokenSequence:
             steps.tokens.append(token)
             steps.seconds.append(decoded - before)
             tokens.append(token)
-            if token in ends or decoded - start > FRAME_SECONDS or is_wanted():
-                break
-            for promise in promises:
-                if promise(tokens) != 0.0:
-                    return
+            is_over = token in ends or decoded - start > FRAME_SECONDS or is_wanted()
+            if is_over or self._would_draft(prices):
+                return
 
     def _add_plain(
         self, steps: PlainSteps, drafting: float, verifying: float, n_texts: int = 1
@@ -483,6 +467,11 @@ class TokenSequence:
         return self._emitted
 
     # Handing out tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last step emitted its last token."""
+        return self._emitted is not None and self._emitted.finish_reason is not None
 
     def hand_out(self, n_texts: int = 1) -> None:
         """Hand out what the last step emitted, one of ``n_texts`` in the batch, unless that is
@@ -511,3 +500,15 @@ class TokenSequence:
         self.hand_out()
         self._frame += self.written.rest()
         self.flush()
+
+
+def _fit(tree: TokenTree, budget: DraftBudget) -> None:
+    """Cut a tree to the path or the number of branches that can be decoded."""
+    if budget.chain_only:
+        tree.keep(tree.likeliest_path()[: budget.max_depth])
+    elif len(tree) - 1 > budget.max_leaves and not tree.branches:
+        nodes = list(range(1, len(tree)))
+        if not tree.draft_probs:  # samples must not be chosen by their values
+            nodes.sort(key=tree.path_probs().__getitem__, reverse=True)
+        keep_leaves(tree, nodes, budget.max_leaves)
+        tree.keep(sorted(nodes))

@@ -8,33 +8,54 @@ from typing import Any
 from batching.clock import now
 from batching.rows import Rows
 from batching.slots import Slots
-from batching.target import Cancelled, Watch
+from batching.target import Cancelled, Output, Watch
 from batching.together import Running, advance, run
 from batching.tree import NO_LIMIT
-from speculation.auto.choose import choose, follow, give_one_length
-from speculation.drafting.cost import Cost
+from speculation.auto.choose import choose, follow
+from speculation.drafting.cost import Cost, Prices
 from speculation.sequence import ROOM, TokenSequence
 
 MAX_WAIT = 0.2  # seconds that sequences wait for the drafter of another one, or for its prompt
 
 
 class Batch:
-    """What the sequences of a step share.
+    """What lives from step to step.
 
-    slots     decodes their rows
-    cost      what a decode costs, if that is known
+    slots     decodes the rows of all sequences
+    cost      what a decode costs, if it is known whatever the methods
+    max_rows  rows of a step with several sequences, beyond which each costs more
     drafting  by sequence, what drafts its next tree, until that is done
-    has_device  whether a device computed the last step
     accepted  sequences whose tokens are handed out while a device computes the next step
+    has_device  whether a device computed the last step
     """
 
-    def __init__(self, slots: Slots, cost: Cost | None = None) -> None:
-        self.slots, self.cost = slots, cost
+    def __init__(self, slots: Slots, cost: Cost | None = None, max_rows: int = NO_LIMIT) -> None:
+        self.slots, self.cost, self.max_rows = slots, cost, max_rows
         self.drafting: dict[TokenSequence, Running] = {}
-        self.has_device = False
         self.accepted: list[TokenSequence] = []
+        self.has_device = False
 
-    def draft(self, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    def prices(self, sequences: Sequence[TokenSequence], n_past: int) -> Prices | None:
+        """What drafts have to save, if a drafter or the batch knows what a decode costs."""
+        cost = next((one.chooser.cost for one in sequences if one.chooser is not None), self.cost)
+        return None if cost is None else cost.prices(n_past, len(sequences))
+
+    def is_plain(
+        self,
+        sequences: Sequence[TokenSequence],
+        pieces: Mapping[TokenSequence, Rows],
+        prices: Prices | None,
+    ) -> bool:
+        """Ask each sequence whether it would draft; whether one that would not is all there is."""
+        for one in sequences:
+            if one not in self.drafting:
+                with one:
+                    one.look(prices)
+        return len(sequences) == 1 and sequences[0].is_plain and not (pieces or self.drafting)
+
+    def draft(
+        self, sequences: Sequence[TokenSequence], prices: Prices | None
+    ) -> list[TokenSequence]:
         """Let each sequence draft; returns those that have, or that draft nothing.
 
         The work of a draft model or of heads is done for all of them together. A sequence whose
@@ -49,9 +70,9 @@ class Batch:
             with one:
                 if not one.is_plain:
                     if len(sequences) > 1 or one.n_unread > ROOM:
-                        drafting[one] = Running(one.draft())
+                        drafting[one] = Running(one.draft(prices))
                         continue
-                    run(one.draft())  # nothing to share, or to read
+                    run(one.draft(prices))  # nothing to share, or to read
                 ready.append(one)
         while any(running.work for running in drafting.values()) and now() <= end:
             advance(list(drafting.values()))
@@ -64,17 +85,58 @@ class Batch:
                     one.fail(running.error)
         return ready
 
-    def meanwhile(self) -> None:
-        """A device computes."""
+    def rows(
+        self, drafted: Sequence[TokenSequence], pieces: Mapping[TokenSequence, Rows]
+    ) -> dict[TokenSequence, Rows]:
+        """The rows of the trees and of the ``pieces`` of prompts, in the order of the batch."""
+        rows: dict[TokenSequence, Rows] = {}
+        for one in drafted:
+            if not one.has_ended:  # by an error of its method while drafts were chosen
+                with one:
+                    rows[one] = one.rows()
+        # Trees precede prompts: only their rows have output, so that these are found quickly.
+        rows.update(pieces)
+        if not rows or not next(iter(rows)).cache.is_limited:
+            return rows
+        # Drafts come last, as in ``rows_back``.
+        order = sorted(rows, key=lambda one: one not in pieces and len(one.tree) > 1)
+        return {one: rows[one] for one in order}
+
+    def decode(
+        self, rows: Mapping[TokenSequence, Rows], watch: Watch | None
+    ) -> tuple[dict[TokenSequence, Output], float]:
+        """The output of each sequence that goes on, and the seconds that it took. None if ``watch``
+        ends the decode, or if it fails, which ends all of them."""
+        if not rows:
+            self.hand_out()
+            return {}, 0.0
+        parts: list[tuple[Any, Rows]] = [(one.cache.target, own) for one, own in rows.items()]
+        began = now()
+        try:
+            outputs = self.slots.decode(parts, watch, self._meanwhile)
+        except Cancelled:
+            return {}, 0.0
+        except Exception as error:
+            for one in rows:
+                one.fail(error)
+            return {}, 0.0
+        seconds, found = now() - began, zip(rows, outputs, strict=True)
+        return {one: output for one, output in found if not one.has_ended}, seconds
+
+    def _meanwhile(self) -> None:
+        """A device computes: hand out the tokens of the step before."""
         self.has_device = True
         self.hand_out()
 
-    def hand_out(self) -> None:
-        """Hand out the tokens of the step before, if that was left for later."""
-        for one in self.accepted:
-            with one:
-                one.hand_out(len(self.accepted))
-        self.accepted.clear()
+    def hand_out(self, *, may_wait: bool = False) -> None:
+        """Hand out the accepted tokens. If they ``may_wait``, those of sequences that go on do so
+        until a device computes the next step."""
+        accepted, may_wait = self.accepted, may_wait and self.has_device
+        self.accepted = [one for one in accepted if may_wait and not one.is_complete]
+        for one in accepted:
+            if one not in self.accepted:
+                with one:
+                    one.hand_out(len(accepted))
 
     def drop(self, sequence: TokenSequence) -> None:
         """It has ended, perhaps while it drafted."""
@@ -88,76 +150,38 @@ def step(
     batch: Batch,
     pieces: Mapping[TokenSequence, Rows] | None = None,
     *,
-    max_rows: int = NO_LIMIT,
+    n_past: int = 0,
     watch: Watch | None = None,
     is_wanted: Callable[[], bool] = lambda: False,
 ) -> None:
     """Draft for all ``sequences``, decode the drafts that are worth their rows, and accept.
 
-    ``pieces`` of the prompts of other sequences ride in the same batch, and ``max_rows`` limits it
-    where drafts are chosen. A sequence that fails ends alone; if the decode fails, all in it do.
+    ``pieces`` of the prompts of others ride in the same batch, whose rows attend to ``n_past``
+    tokens on average. A sequence that fails ends alone; if the decode fails, all in it do.
     ``watch`` may end a long decode (``Target.decode``); then nothing is accepted. A sequence that
-    is alone and would draft nothing takes a run of plain steps, up to a moment when ``is_wanted``
-    says that the engine is.
+    is alone and would draft nothing takes plain steps until ``is_wanted`` says that the engine is.
     """
-    cost, pieces = batch.cost, pieces or {}
-    is_alone = len(sequences) == 1 and not pieces and not batch.drafting
-    for one in sequences:
-        if one not in batch.drafting:
-            with one:
-                if one.look() and is_alone:
-                    batch.hand_out()
-                    one.run_plain(is_wanted)
-                    return
-    if cost is not None:
-        cost.n_texts = max(1, len(sequences))
-    # 1. Each sequence drafts a tree below its last token. Among all of them, keep what is worth its
-    #    rows.
-    written = batch.draft(sequences)
-    n_prompt = sum([len(rows) for rows in pieces.values()])
-    n_prompt += sum([one.cache.n_deferred for one in written])
-    choose(written, n_prompt if len(sequences) + len(pieces) > 1 else 0, max_rows)
-    if cost is not None and len(written) + len(pieces) > 1:
-        give_one_length(written, cost)
-    # Trees precede prompts: only their rows have output, so that these are found quickly.
-    rows: dict[TokenSequence, Rows] = {}
-    for one in written:
-        if not one.has_ended:  # by an error of its method while drafts were chosen
-            with one:
-                rows[one] = one.rows()
-    rows.update(pieces)
-    if not rows:
+    pieces, prices = pieces or {}, batch.prices(sequences, n_past)
+    if batch.is_plain(sequences, pieces, prices):
         batch.hand_out()
+        with sequences[0]:
+            sequences[0].run_plain(prices, is_wanted)
         return
-    order = list(rows)
-    if order[0].cache.is_limited:  # drafts come last, as in ``rows_back``
-        order.sort(key=lambda one: one not in pieces and len(one.tree) > 1)
-    # 2. Decode all rows in one forward pass. If a device computes it, this process hands out the
-    #    tokens of the step before meanwhile.
-    parts: list[tuple[Any, Rows]] = [(one.cache.target, rows[one]) for one in order]
-    began = now()
-    try:
-        outputs = batch.slots.decode(parts, watch, batch.meanwhile)
-    except Cancelled:
-        return
-    except Exception as error:
-        for one in order:
-            one.fail(error)
-        return
-    seconds = now() - began
-    if cost is not None:
-        follow(written, cost, [len(rows[one]) for one in order], n_prompt, seconds)
+    # 1. Each sequence drafts a tree below its last token. Keep what is worth its rows.
+    drafted = batch.draft(sequences, prices)
+    choose(drafted, pieces, prices, batch.max_rows)
+    rows = batch.rows(drafted, pieces)
+    # 2. Decode all rows in one forward pass.
+    outputs, seconds = batch.decode(rows, watch)
+    if prices is not None and outputs:
+        follow(prices, rows, seconds)
     # 3. Each sequence verifies its tree, keeps the KV entries of the accepted path, and adds the
     #    bonus token.
-    for one, output in zip(order, outputs, strict=True):
-        if one.has_ended:  # by an error while the rows were computed
-            continue
+    for one, output in outputs.items():
         with one:
             if one in pieces:
                 one.take_piece(output)
-                continue
-            reason = one.accept(output, seconds, len(rows)).finish_reason
-            if batch.has_device and reason is None:
-                batch.accepted.append(one)
             else:
-                one.hand_out(len(sequences))
+                one.accept(output, seconds, len(rows))
+                batch.accepted.append(one)
+    batch.hand_out(may_wait=True)

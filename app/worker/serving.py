@@ -349,7 +349,7 @@ def _drafting(engine: Engine, text: Reply, model: LoadedModel | None) -> Draftin
     cost = engine.resources.known_cost
     if cost is None or model is None:
         return Drafting()
-    prices = cost.prices(len(text.prompt) + len(text.token_ids))
+    prices = cost.prices(len(text.prompt) + len(text.token_ids), engine.n_running)
     plain = prices.plain
     least = bisect_left(range(101), True, key=lambda percent: prices.pay(percent / 100))
     sources = tuple(

@@ -83,7 +83,11 @@ class BatchMemory:
             self.pos[3 * n : _AXES * n] = 0
         flags(self.logits, 0, *rows.outputs)
         first = rows.seq_ids[0]
-        self._check_width(first.stop)
+        if first.stop > (n_seq := len(self.all_seqs)):
+            raise TreeError(
+                f"the batch needs {first.stop} sequences, the context has {n_seq}; "
+                f"lower the number of branches or guesses"
+            )
         if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
             if n > self._n_shared or first != self._shared:
                 self.n_seq_id[:n] = len(first)
@@ -108,13 +112,6 @@ class BatchMemory:
             embd = self._embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self.struct.token, self.struct.embd = token, embd
         self._has_embeddings = embd is not None
-
-    def _check_width(self, n_seq: int) -> None:
-        if n_seq > len(self.all_seqs):
-            raise TreeError(
-                f"the batch needs {n_seq} sequences, the context has {len(self.all_seqs)}; "
-                f"lower the number of branches or guesses"
-            )
 
 
 @lru_cache(maxsize=1024)

@@ -43,7 +43,6 @@ from batching.llama.private_api import internal
 from batching.pages import pages
 from batching.rows import Rows, rows_back
 from batching.target import Meanwhile, Output, Watch
-from batching.timing import thread_time_ratio
 from batching.tree import NO_LIMIT, Floats
 
 __all__ = ["FLASH_ATTN", "KV_TYPES", "Context", "ContextParams"]
@@ -457,22 +456,11 @@ class Context:
             C.llama_memory_seq_rm(native.memory, seq_id, -1, -1)
         return bool(n)
 
-    def use_fewest_threads(self, budget_seconds: float = 0.5) -> None:
-        """Decode single rows on one thread unless all threads are faster; batches keep all.
-
-        For a small draft model one is faster: threads synchronise after every operation, and have
-        to be woken after the target's decode. All threads must be 10% faster, because this
-        measurement finds them awake: with 1M parameters on 2 cores, two threads took 1.05 times as
-        long as one here, and 1.04 times in a step of method ``draft``.
-        """
-        native, n_all = self.native, self.n_threads
-
-        def use_threads(n: int) -> None:
-            C.llama_set_n_threads(native.handle, n, n_all)
-
-        if n_all > 1 and thread_time_ratio(self, use_threads, n_all, budget_seconds) > 1 / 1.1:
-            use_threads(1)
-            self.n_threads = 1
+    def use_threads(self, n: int) -> None:
+        """Decode single rows on ``n`` threads; larger batches keep theirs."""
+        handle = self.native.handle
+        C.llama_set_n_threads(handle, n, C.llama_n_threads_batch(handle))
+        self.n_threads = n
 
     @property
     def is_closed(self) -> bool:

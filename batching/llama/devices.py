@@ -21,7 +21,7 @@ from batching.gguf.reader import GGUFFile
 from batching.gguf.types import TYPES
 from batching.llama import rpc
 from batching.llama.context_params import KV_TYPES
-from batching.llama.library import exported
+from batching.llama.library import declared
 from batching.llama.log import initialise
 
 _KINDS = ("cpu", "gpu", "integrated gpu", "accelerator")  # ggml_backend_dev_type
@@ -63,36 +63,29 @@ class Device:
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all of them."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        function = exported("ggml_backend_dev_memory")
-        function(ctypes.c_void_p(self.handle), ctypes.byref(free), ctypes.byref(total))
+        size = ctypes.POINTER(ctypes.c_size_t)
+        memory = declared("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
+        memory(self.handle, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
 
 def devices() -> list[Device]:
     """The devices llama.cpp can use; empty if this build does not list them."""
     initialise()
-    count, get = exported("ggml_backend_dev_count"), exported("ggml_backend_dev_get")
-    name, describe = exported("ggml_backend_dev_name"), exported("ggml_backend_dev_description")
-    kind = exported("ggml_backend_dev_type")
+    count = declared("ggml_backend_dev_count", ctypes.c_size_t)
+    get = declared("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name, describe = (
+        declared(f"ggml_backend_dev_{what}", ctypes.c_char_p, ctypes.c_void_p)
+        for what in ("name", "description")
+    )
+    kind = declared("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
     if None in (count, get, name, describe, kind):  # not exported by this build
         return []
-    count.restype = ctypes.c_size_t
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    for function in (name, describe):
-        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    kind.argtypes = [ctypes.c_void_p]
     result = []
-    for i in range(count()):
-        handle = get(i)
-        number = kind(handle)
-        result.append(
-            Device(
-                _KINDS[number] if number < len(_KINDS) else "other",
-                name(handle).decode("utf-8", "replace"),
-                describe(handle).decode("utf-8", "replace"),
-                handle,
-            )
-        )
+    for handle in map(get, range(count())):
+        called, described = (ask(handle).decode("utf-8", "replace") for ask in (name, describe))
+        of_kind = dict(enumerate(_KINDS)).get(kind(handle), "other")
+        result.append(Device(of_kind, called, described, handle))
     return result
 
 
@@ -189,8 +182,7 @@ def in_main_memory(tensors: str, n_layers: int) -> Any:
     main memory; None if of none."""
     if not n_layers:
         return None
-    buffer_type = exported("ggml_backend_cpu_buffer_type")
-    buffer_type.restype = ctypes.c_void_p
+    buffer_type = declared("ggml_backend_cpu_buffer_type", ctypes.c_void_p)
     layers = "|".join(map(str, range(n_layers)))
     pattern = rf"blk\.({layers})\.{tensors}".encode()
     return (_Override * 2)(_Override(pattern, buffer_type()))  # the second, empty one ends them

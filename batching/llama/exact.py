@@ -8,6 +8,8 @@ depends on weights, device and build, so it is measured.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +17,9 @@ import numpy as np
 from batching.errors import ContextError
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
+from batching.llama.timing import fill
 from batching.rows import text_rows
-from batching.target import Output
+from batching.target import ALL, END, Output
 from batching.tree import NO_LIMIT, Floats
 from batching.watched import checkpoint
 
@@ -46,60 +49,48 @@ def one_kernel() -> bool:
 def equal_rows(model: Model, params: ContextParams) -> int:
     """The most rows, up to 64, so that all sizes to there compute the bits of single rows.
 
-    Decodes the same tokens one by one and in each size, after a text of 640 tokens, or of 16 where
-    that cannot be repeated, and compares all logits.
+    Decodes the same tokens one by one and in each size, after a text of 640 tokens, or of fewer
+    where that cannot be repeated, and compares all logits.
     """
     small = replace(params, n_ctx=1024, n_batch=_READ, n_ubatch=None, n_slots=1, n_seq_max=2)
     if min(model.n_positions, model.n_ctx_train) < small.n_ctx:
         small = replace(small, n_ctx=256)
     with Context(model, small) as context:
-        comparison = _Comparison(context)
-        known = comparison.logits([1] * _ONE_BY_ONE)
+        n_most, n_read = min(_SIZES[-1], context.n_batch), min(_READ, context.n_ctx // 4)
+        n_past = n_read
+        with suppress(ContextError):  # no copies
+            n_past = fill(context, min(_BEFORE, context.n_ctx - 2 * n_most), n_read)
+        known = _logits(context, n_past, [1] * _ONE_BY_ONE)
         found = 1
         for size in _SIZES:
             checkpoint()
             if size > len(known):
-                known = comparison.logits([_ONE_BY_ONE] * (_SIZES[-1] // _ONE_BY_ONE))
-            if size > comparison.n_most or not np.array_equal(
-                comparison.logits([size]), known[:size]
-            ):
+                known = _logits(context, n_past, [_ONE_BY_ONE] * (_SIZES[-1] // _ONE_BY_ONE))
+            if size > n_most or not np.array_equal(_logits(context, n_past, [size]), known[:size]):
                 break
             found = size
     return found
 
 
-class _Comparison:
-    """Decodes the rows after the same text in different sizes."""
+def _logits(context: Context, n_past: int, sizes: Sequence[int]) -> Floats:
+    """The logits of rows decoded in steps of ``sizes`` after ``n_past`` tokens, or after 16 where
+    nothing can be taken back, (rows, n_vocab)."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._n_past = 0
-        self.n_most = min(_SIZES[-1], context.n_batch)
-        if context.can_repeat:
-            n = min(_READ, context.n_ctx // 4)
-            self._decode(0, n)
-            self._n_past = min(_BEFORE, context.n_ctx - 2 * self.n_most)
-            try:
-                context.repeat(self._n_past)
-            except ContextError:  # no copies
-                self._n_past = n
+    def decode(position: int, n: int) -> Output:
+        tokens = [(37 * (position + i) + 11) % context.n_vocab for i in range(n)]
+        return context.decode(text_rows(tokens, position, [True] * n))
 
-    def logits(self, sizes: list[int]) -> Floats:
-        """The logits of rows decoded in steps of ``sizes``, (rows, n_vocab)."""
-        context, position = self._context, self._n_past
-        if context.n_rewind < NO_LIMIT:
-            context.seq_rm(-1, 0, -1)
-            self._decode(0, _ONE_BY_ONE)
-            position = _ONE_BY_ONE
-        found: list[Floats] = []
-        for size in sizes:
-            output = self._decode(position, size)
-            found += [output.logits(row).copy() for row in range(size)]
-            position += size
-        if context.n_rewind == NO_LIMIT:
-            context.seq_rm(-1, self._n_past, -1)
-        return np.array(found)
-
-    def _decode(self, position: int, n: int) -> Output:
-        tokens = [(37 * (position + i) + 11) % self._context.n_vocab for i in range(n)]
-        return self._context.decode(text_rows(tokens, position, [True] * n))
+    is_limited = context.n_rewind < NO_LIMIT
+    if is_limited:
+        n_past = _ONE_BY_ONE
+        context.seq_rm(ALL, 0, END)
+        decode(0, n_past)
+    found: list[Floats] = []
+    position = n_past
+    for size in sizes:
+        output = decode(position, size)
+        found += [output.logits(row).copy() for row in range(size)]
+        position += size
+    if not is_limited:
+        context.seq_rm(ALL, n_past, END)
+    return np.array(found)

@@ -30,6 +30,14 @@ def exported(*names: str) -> Any:
     return None
 
 
+def declared(name: str, result: Any, *arguments: Any) -> Any:
+    """An exported function with the types of its result and its arguments, or None."""
+    function = exported(name)
+    if function is not None:
+        function.restype, function.argtypes = result, arguments
+    return function
+
+
 def _libraries() -> Iterator[Any]:
     yield C._lib
     for file in map(library_folder().joinpath, _LINKED):

@@ -9,7 +9,7 @@ from collections import deque
 
 import llama_cpp.llama_cpp as C
 
-from batching.llama.library import exported
+from batching.llama.library import declared
 
 _ERROR = 4  # ggml_log_level
 _SHOWN = 30  # lines of the log, when llama.cpp ends the process
@@ -34,7 +34,8 @@ def _abort(message: bytes) -> None:
 
 # They must outlive the library.
 _log_callback = C.llama_log_callback(_log)
-_abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_abort)
+_AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_abort_callback = _AbortCallback(_abort)
 
 
 def initialise() -> None:
@@ -43,9 +44,10 @@ def initialise() -> None:
     with _init_lock:
         if not _initialised:
             C.llama_log_set(_log_callback, ctypes.c_void_p(0))
-            set_abort_callback = exported("ggml_set_abort_callback")
+            set_abort_callback = declared(
+                "ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback
+            )
             if set_abort_callback is not None:  # exported by this build
-                set_abort_callback.restype = ctypes.c_void_p
                 set_abort_callback(_abort_callback)
             C.llama_backend_init()
             _initialised = True

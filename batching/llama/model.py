@@ -38,31 +38,17 @@ from batching.llama.devices import (
 from batching.llama.hardware import choose_cuda_graphs
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
-from batching.llama.native import Native, NativeModel
+from batching.llama.native import Native, NativeModel, filled
 from batching.llama.tokenizer import Tokenizer
 from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
 
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
-
-
-_SPECIAL = {
-    "bos": C.llama_vocab_bos,
-    "eos": C.llama_vocab_eos,
-    "eot": C.llama_vocab_eot,
-    "nl": C.llama_vocab_nl,
-    "mask": C.llama_vocab_mask,
-}
-
+_SPECIAL = {name: getattr(C, f"llama_vocab_{name}") for name in "bos eos eot nl mask".split()}
 # Marks of a file with a gap, for models that were trained to fill one.
-_FIM = {
-    "prefix": C.llama_vocab_fim_pre,
-    "suffix": C.llama_vocab_fim_suf,
-    "middle": C.llama_vocab_fim_mid,
-    "repository": C.llama_vocab_fim_rep,
-    "file": C.llama_vocab_fim_sep,
-}
+_GAP = {"prefix": "pre", "suffix": "suf", "middle": "mid", "repository": "rep", "file": "sep"}
+_FIM = {name: getattr(C, f"llama_vocab_fim_{short}") for name, short in _GAP.items()}
 
 
 class User(Protocol):
@@ -382,13 +368,10 @@ class Model:
         return b"".join(map(self.piece, tokens))
 
     def _read_piece(self, token: int) -> bytes:
-        native, capacity = self.native, 64
-        while True:
-            buffer = ctypes.create_string_buffer(capacity)
-            n: int = C.llama_token_to_piece(native.vocab, token, buffer, capacity, 0, True)
-            if n >= 0:
-                return buffer.raw[:n]
-            capacity = -n
+        read, vocab = C.llama_token_to_piece, self.native.vocab
+        make = ctypes.create_string_buffer
+        piece: bytes = filled(make, 64, lambda data, n: read(vocab, token, data, n, 0, True))
+        return piece
 
     @property
     def is_closed(self) -> bool:

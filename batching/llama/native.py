@@ -14,6 +14,13 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 
 
+def filled(buffer: Callable[[int], Any], capacity: int, fill: Callable[[Any, int], int]) -> Any:
+    """What ``fill`` writes into a buffer, whose size it returns negated if that was too small."""
+    while (n := fill(made := buffer(capacity), capacity)) < 0:
+        capacity = -n
+    return made[:n]
+
+
 class Native:
     """Something that ``free`` frees, in the process that made it: a fork has no threads of ggml.
 

@@ -9,7 +9,7 @@ the source of CHECKED_WITH; compare them with a newer version's source before ra
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
@@ -46,8 +46,6 @@ EXPOSES_LAYER_INPUTS = (
 ).split()
 
 _FOR_VECTORS = "for vectors, load it beside a text model, as {embedding_model}"
-_CONTEXT = C.llama_context_p_ctypes
-_FLOATS = ctypes.c_void_p  # the address of floats
 
 
 def is_covered(installed: str) -> bool:
@@ -55,45 +53,29 @@ def is_covered(installed: str) -> bool:
     return installed.split(".")[:2] == CHECKED_WITH.split(".")[:2]
 
 
-def _look_up(name: str, gnu: str, msvc: str, types: Sequence[Any]) -> Any:
-    """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported.
-
-    The compilers add its arguments and result to the name; ctypes takes ``types``, the result
-    first.
+def _look_up(name: str, gnu: str, msvc: str, result: Any, *arguments: Any) -> Any:
+    """A function of a context by its name in C, of g++ and clang, or of MSVC; None if it is not
+    exported. The compilers add their letters for its other arguments, and MSVC for its result.
     """
-    function = exported(name, f"_Z{len(name)}{name}{gnu}", f"?{name}@@{msvc}")
+    returned = "X" if result is None else "PEAM"
+    function = exported(
+        name,
+        f"_Z{len(name)}{name}P13llama_context{gnu}",
+        f"?{name}@@YA{returned}PEAUllama_context@@{msvc}@Z",
+    )
     if function is not None:
-        function.restype, *function.argtypes = types
+        function.restype, function.argtypes = result, [C.llama_context_p_ctypes, *arguments]
     return function
 
 
+_BOOL, _INT, _FLOATS = ctypes.c_bool, ctypes.c_uint32, ctypes.c_void_p  # the address of floats
 FUNCTIONS: dict[str, Any] = {
-    signature[0]: _look_up(*signature)
-    for signature in (
-        (
-            "llama_set_embeddings_layer_inp",
-            "P13llama_contextjb",
-            "YAXPEAUllama_context@@I_N@Z",
-            (None, _CONTEXT, ctypes.c_uint32, ctypes.c_bool),
-        ),
-        (
-            "llama_get_embeddings_layer_inp",
-            "P13llama_contextj",
-            "YAPEAMPEAUllama_context@@I@Z",
-            (_FLOATS, _CONTEXT, ctypes.c_uint32),
-        ),
-        (
-            "llama_set_embeddings_nextn",
-            "P13llama_contextbb",
-            "YAXPEAUllama_context@@_N1@Z",
-            (None, _CONTEXT, ctypes.c_bool, ctypes.c_bool),
-        ),
-        (
-            "llama_get_embeddings_nextn",
-            "P13llama_context",
-            "YAPEAMPEAUllama_context@@@Z",
-            (_FLOATS, _CONTEXT),
-        ),
+    name: _look_up(name, *signature)
+    for name, *signature in (
+        ("llama_set_embeddings_layer_inp", "jb", "I_N", None, _INT, _BOOL),
+        ("llama_get_embeddings_layer_inp", "j", "I", _FLOATS, _INT),
+        ("llama_set_embeddings_nextn", "bb", "_N1", None, _BOOL, _BOOL),
+        ("llama_get_embeddings_nextn", "", "", _FLOATS),
     )
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import ModelError
-from batching.llama.library import exported
+from batching.llama.library import declared
 from batching.llama.log import initialise
 
 PORT = 50052  # llama.cpp's
@@ -51,7 +51,7 @@ def _check(worker: str) -> None:
     host, _, port = worker.rpartition(":")
     if not re.fullmatch(r"[^:\s]+", host) or not port.isdigit() or not 0 < int(port) < 65536:
         raise ModelError(f"{worker!r} is no address of a worker; give HOST:PORT")
-    _function("ggml_backend_rpc_add_server")
+    _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     start = "start `speculation rpc-worker` there, from the same version as here"
     try:
         tried = subprocess.run(
@@ -81,10 +81,8 @@ def _check(worker: str) -> None:
 def add(worker: str) -> None:
     """Connect to a worker. Ends the process if that fails."""
     initialise()
-    add_server = _function("ggml_backend_rpc_add_server")
-    add_server.restype, add_server.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    register = _function("ggml_backend_register")
-    register.argtypes = [ctypes.c_void_p]
+    add_server = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    register = _function("ggml_backend_register", None, ctypes.c_void_p)
     register(add_server(worker.encode()))
 
 
@@ -94,16 +92,15 @@ def serve(host: str, port: int, devices: Sequence[Any], n_threads: int, cache: P
     cache  a folder for the weights that clients send, so that they are sent once
     """
     initialise()
-    start = _function("ggml_backend_rpc_start_server")
-    start.restype = None
-    start.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_size_t] * 2, ctypes.c_void_p]
+    types = ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_size_t] * 2, ctypes.c_void_p
+    start = _function("ggml_backend_rpc_start_server", None, *types)
     handles = (ctypes.c_void_p * len(devices))(*[device.handle for device in devices])
     folder = None if cache is None else os.fsencode(cache)
     start(f"{host}:{port}".encode(), folder, n_threads, len(devices), handles)
 
 
-def _function(name: str) -> Any:
-    function = exported(name)
+def _function(name: str, *types: Any) -> Any:
+    function = declared(name, *types)
     if function is None:
         raise ModelError(
             "this llama.cpp was built without RPC; build it with CMAKE_ARGS=-DGGML_RPC=on"

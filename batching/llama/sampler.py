@@ -46,8 +46,6 @@ class Constraint(Protocol):
 class GreedySampler:
     """Chooses the most likely token, without a chain."""
 
-    has_memory = False
-
     def __init__(self, constraint: Constraint | None = None) -> None:
         self.reads_logits = constraint is not None
         self._constraint = constraint
@@ -74,15 +72,6 @@ class GreedySampler:
     def accept(self, token: int) -> None:
         if self._constraint is not None:
             self._constraint.accept(token)
-
-    def accept_prompt(self, tokens: Sequence[int]) -> None:
-        pass
-
-    def copy_state(self) -> GreedySampler:
-        return self
-
-    def close(self) -> None:
-        pass
 
 
 class SamplerChain:

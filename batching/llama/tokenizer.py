@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import llama_cpp.llama_cpp as C
 
-from batching.llama.native import NativeModel
+from batching.llama.native import NativeModel, filled
 from batching.watched import checkpoint
 
 PIECE = 1 << 13  # bytes
@@ -83,16 +83,12 @@ class Tokenizer:
 
     def _native(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """What llama.cpp makes of ``text``, without EOS."""
-        vocab, capacity = self._model.vocab, len(text) + 8
-        while True:
-            buffer = (C.llama_token * capacity)()
-            n: int = C.llama_tokenize(
-                vocab, text, len(text), buffer, capacity, add_special, parse_special
-            )
-            if n >= 0:
-                break
-            capacity = -n
-        tokens = list(buffer[:n])
+        vocab, how = self._model.vocab, (add_special, parse_special)
+        tokens: list[int] = filled(
+            lambda n: (C.llama_token * n)(),
+            len(text) + 8,
+            lambda buffer, n: C.llama_tokenize(vocab, text, len(text), buffer, n, *how),
+        )
         if add_special and C.llama_vocab_get_add_eos(vocab):
             return tokens[:-1] if tokens[-1:] == [C.llama_vocab_eos(vocab)] else tokens
         return tokens

@@ -9,16 +9,14 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from statistics import median
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 from batching.llama.context import Context, ContextParams
 from batching.llama.context_params import is_quantized
 from batching.llama.hardware import available_memory, physical_cores
 from batching.llama.model import Model
-from batching.rows import text_rows
-from batching.tree import NO_LIMIT
+from batching.llama.timing import decode_seconds, fill, time_ratio
 from batching.watched import checkpoint
 
 # Rows of the batches that decide, with their weights: plain steps, drafts, and prompts.
@@ -111,34 +109,30 @@ def _small(model: Model, params: ContextParams, settings: Settings) -> ContextPa
 
 
 def _log_ratio(a: Context, b: Context) -> float:
-    """Log of the time of ``a`` divided by that of ``b``, which decode in turn; negative if ``a`` is
-    faster. Both must be empty."""
-    n_past = 0
-    if all(context.n_rewind == NO_LIMIT for context in (a, b)):
-        n_past = min(_READ, a.n_ctx // 2)
-        for context in (a, b):
-            _decode(context, 0, n_past)
-        if a.can_repeat:
-            n_past = a.n_ctx - 2 * max(_ROWS)
-            for context in (a, b):
-                context.repeat(n_past)
-    ratios: dict[int, list[float]] = {n: [] for n in _ROWS}
-    order, spent, n_rounds = [a, b], 0.0, 0
-    while n_rounds < _LEAST_ROUNDS or (n_rounds < _MOST_ROUNDS and spent < _SECONDS):
-        for n, values in ratios.items():
-            seconds = {context: _decode(context, n_past, n) for context in order}
-            values.append(seconds[a] / seconds[b])
-            spent += sum(seconds.values())
-            for context in order:
-                context.seq_rm(-1, n_past, -1)
-        order.reverse()
-        n_rounds += 1
-    return sum([_ROWS[n] * math.log(median(values)) for n, values in ratios.items()])
+    """Log of the time of ``a`` divided by that of ``b``; negative if ``a`` is faster. Both must be
+    empty."""
+    n_past = min(fill(one, one.n_ctx - 2 * max(_ROWS), _READ) for one in (a, b))
+
+    def ratio(n: int) -> float:
+        ours, theirs = (partial(decode_seconds, one, n, n_past) for one in (a, b))
+        return time_ratio(ours, theirs, _SECONDS / len(_ROWS), _LEAST_ROUNDS, _MOST_ROUNDS)
+
+    return sum([share * math.log(ratio(n)) for n, share in _ROWS.items()])
 
 
-def _decode(context: Context, n_past: int, n: int) -> float:
-    """The seconds that ``n`` rows take."""
-    checkpoint()
-    begin = perf_counter()
-    context.decode(text_rows([0] * n, n_past, [False] * (n - 1) + [True]))
-    return perf_counter() - begin
+def use_fewest_threads(context: Context, budget_seconds: float = 0.5) -> None:
+    """Decode single rows on one thread unless all threads are faster; batches keep all.
+
+    For a small draft model one is faster: threads synchronise after every operation, and have to be
+    woken after the target's decode. This measurement finds them awake, so they must be 10% faster.
+    """
+    n_all = context.n_threads
+
+    def on_threads(n: int) -> float:
+        context.use_threads(n)
+        decode_seconds(context, 1)  # may read weights from disk
+        return decode_seconds(context, 1)
+
+    if n_all > 1:
+        ratio = time_ratio(partial(on_threads, n_all), partial(on_threads, 1), budget_seconds)
+        context.use_threads(1 if ratio > 1 / 1.1 else n_all)

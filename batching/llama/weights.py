@@ -13,7 +13,7 @@ from batching.errors import UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.gguf.types import n_bytes, type_name
 from batching.gguf.writer import Array, NewTensor, TensorType
-from batching.llama.library import exported
+from batching.llama.library import declared
 from batching.tree import Floats
 
 _NUMPY_TYPES: dict[int, type[np.generic]] = {
@@ -61,9 +61,7 @@ class Traits(ctypes.Structure):
 @cache
 def traits(kind: int) -> Any:
     """ggml's traits of a type in ``batching.gguf.types``; ggml does not check the index."""
-    get = exported("ggml_get_type_traits")
-    get.restype, get.argtypes = ctypes.POINTER(Traits), [ctypes.c_int]
-    return get(kind).contents
+    return declared("ggml_get_type_traits", ctypes.POINTER(Traits), ctypes.c_int)(kind).contents
 
 
 def encoded_tensor(values: Array, kind: int) -> NewTensor:
@@ -81,15 +79,9 @@ def encode(values: Array, kind: int) -> Array:
     floats = np.ascontiguousarray(values, np.float32)
     width = floats.shape[-1]
     encoded = np.empty(n_bytes(floats.shape, kind), np.uint8)
-    quantize = exported("ggml_quantize_chunk")
-    quantize.restype = ctypes.c_size_t
-    quantize(
-        ctypes.c_int(kind),
-        ctypes.c_void_p(floats.ctypes.data),
-        ctypes.c_void_p(encoded.ctypes.data),
-        ctypes.c_int64(0),
-        ctypes.c_int64(floats.size // width),
-        ctypes.c_int64(width),
-        None,  # no importance matrix
-    )
+    address = ctypes.c_void_p
+    types = ctypes.c_int, address, address, *[ctypes.c_int64] * 3, address
+    quantize = declared("ggml_quantize_chunk", ctypes.c_size_t, *types)
+    n, importance = floats.size // width, None
+    quantize(kind, floats.ctypes.data, encoded.ctypes.data, 0, n, width, importance)
     return encoded

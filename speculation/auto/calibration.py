@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, repeat
 from statistics import median
 from time import perf_counter, process_time
 
 from batching.errors import ContextError
 from batching.llama.context import Context
-from batching.rows import Rows, text_rows
-from batching.timing import affordable_text
-from batching.tree import NO_LIMIT
-from batching.watched import checkpoint
+from batching.llama.timing import affordable_text, decode_seconds, fill
 from speculation.drafting.cost import FAR, NEAR, SIZES, Cost, CostCurve
 
 # Measured regardless of the budget: they show where the curve bends. The others by worth.
@@ -113,24 +111,9 @@ def measure_cost(
     max_rows = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
     sizes = [size for size in sizes if size <= max_rows]
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
-    if context.n_rewind < NO_LIMIT:
-        n_past = 0
-
-    def decode(n: int) -> float:
-        checkpoint()
-        begin = perf_counter()
-        context.decode(_rows(context, n_past, n, outputs=True)).argmax(0)
-        seconds = perf_counter() - begin
-        context.seq_rm(-1, n_past, -1)
-        return seconds
-
-    n_decoded = min(NEAR, n_past)
-    for first in range(0, n_decoded, context.n_batch):
-        n = min(context.n_batch, n_decoded - first)
-        context.decode(_rows(context, first, n, outputs=False))
     try:
-        if n_past > n_decoded:
-            context.repeat(n_past)
+        n_past = fill(context, n_past, NEAR)
+        decode = partial(decode_seconds, context, n_past=n_past, outputs=True)
         return measure_curve(decode, sizes, budget_seconds, progress)
     finally:
         context.seq_rm(-1, 0, -1)
@@ -139,15 +122,10 @@ def measure_cost(
 def guess(context: Context) -> Cost:
     """A cost from the time of three single rows, for the first texts. ``context`` must be empty,
     and is empty afterwards."""
-    seconds = []
-    for _ in range(3):
-        begin = perf_counter()
-        context.decode(_rows(context, 0, 1, outputs=True)).argmax(0)
-        seconds.append(perf_counter() - begin)
-        context.seq_rm(-1, 0, -1)
+    single = min([decode_seconds(context, 1) for _ in range(3)])
     is_on_gpu = context.model.n_host_layers < context.model.n_layer
     shares = _GPU_SHARES if is_on_gpu else _CPU_SHARES
-    return Cost(CostCurve(SIZES, [min(seconds) * share for share in shares]), is_rough=True)
+    return Cost(CostCurve(SIZES, [single * share for share in shares]), is_rough=True)
 
 
 def measure(
@@ -187,8 +165,3 @@ def _least(curves: Sequence[CostCurve]) -> CostCurve:
     sizes = [n for n in curves[0].sizes if all(n in curve.sizes for curve in curves)]
     seconds = [min(curve.at(n) for curve in curves) for n in sizes]
     return CostCurve(sizes, seconds, min(curve.switch_seconds for curve in curves))
-
-
-def _rows(context: Context, position: int, n: int, *, outputs: bool) -> Rows:
-    tokens = [(7 * i) % min(100, context.n_vocab) for i in range(n)]
-    return text_rows(tokens, position, [outputs] * n)

@@ -20,14 +20,14 @@ from batching.tree import TokenTree
 from speculation.auto.fusion import fuse
 from speculation.auto.source import EXPLORATION, Asks, Source
 from speculation.drafter import (
+    Chooser,
     DraftBudget,
-    Drafter,
     MethodSpec,
     PlainSteps,
     Requirements,
     Step,
 )
-from speculation.drafting.cost import SIZES, Cost
+from speculation.drafting.cost import SIZES, Cost, Prices
 from speculation.drafting.resources import Resources, State
 from speculation.system.params import Params, param
 
@@ -120,30 +120,17 @@ def known_asks(resources: Resources) -> dict[str, Asks]:
     return resources.keep("asks", dict)
 
 
-class Auto(Drafter):
-    """Lets the sources worth their time grow the tree, of which the loop decodes the best nodes.
+class Auto(Chooser):
+    """Lets the sources worth their time grow the tree, of which the loop decodes the best nodes."""
 
-    budget  limits on the nodes of the present step
-    """
-
-    cost: Cost
-
-    def __init__(
-        self,
-        params: AutoParams,
-        sources: Sequence[Source],
-        cost: Cost,
-    ) -> None:
-        self.params = params
-        self.sources = list(sources)
-        self.cost = cost
-        self.budget = DraftBudget()
+    def __init__(self, params: AutoParams, sources: Sequence[Source], cost: Cost) -> None:
+        self.params, self.sources, self.cost = params, sources, cost
         share = max(cost.curve(0).row_share, _MIN_PATH_PROB)
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
         self._max_leaves = max(2, math.ceil(1 / share))
         self._asked: list[Source] = []
         self._promised: int | None = None  # the first source worth asking in the coming step
-        self._curve = cost.curve(0)  # of the present step
+        self._prices = cost.prices(0)  # of the present step
         # Seconds that tries may take in this text: what its drafts saved, and a share of its time.
         self._spare = 0.0
 
@@ -171,11 +158,11 @@ class Auto(Drafter):
         for source in self.sources:
             source.end(tokens)
 
-    def promise(self, tokens: Sequence[int]) -> float:
+    def promise(self, tokens: Sequence[int], prices: Prices | None = None) -> float:
         """1 if a source is worth asking, else 0. A rough cost is checked by plain steps first."""
-        if not self.cost.is_checked and self.cost.n_texts == 1:
+        self._prices = prices = prices or self.cost.prices(len(tokens) - 1)
+        if not self.cost.is_checked and prices.n_texts == 1:
             return 0.0
-        prices = self.cost.prices(len(tokens) - 1)
         for i, source in enumerate(self.sources):
             if source.is_worth_asking(tokens, prices, self._spare):
                 self._promised = i
@@ -189,18 +176,18 @@ class Auto(Drafter):
 
     def _earn(self, seconds: float) -> None:
         """The time of steps, which the text may share with others, pays for tries."""
-        earned = EXPLORATION * seconds / self.cost.n_texts
+        earned = EXPLORATION * seconds / self._prices.n_texts
         self._spare += earned
         for source in self.sources:
             source.asks.credit += earned
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        prices = self.cost.prices(len(tokens) - 1)
-        self._curve = prices.curve
+        self._prices = prices = budget.prices or self.cost.prices(len(tokens) - 1)
         self.budget = shared = budget._replace(
             max_nodes=min(budget.max_nodes, self.params.rows_max - 1),
             max_leaves=min(budget.max_leaves, self._max_leaves),
-            min_path_prob=max(self._curve.row_share, _MIN_PATH_PROB),
+            min_path_prob=max(prices.curve.row_share, _MIN_PATH_PROB),
+            prices=prices,
         )
         self._asked = asked = []
         left, drafted = 1.0, 0.0
@@ -238,14 +225,14 @@ class Auto(Drafter):
         asked = self._asked
         if not asked:
             return
-        cost, curve = self.cost, self._curve
+        prices, n_rows = self._prices, self.cost.last_rows
         spent = step.own_seconds + clock.now() - start
         rest = spent - sum([source.seconds for source in asked])
-        cost.overhead.add(rest)
-        n_drafted = cost.last_rows - cost.n_texts
-        row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / max(1, n_drafted)
+        self.cost.overhead.add(rest)
+        more = prices.curve.at(n_rows) - prices.curve.at(prices.n_texts)
+        row = more / max(1, n_rows - prices.n_texts)
         accepted = set(step.path)
-        saved = (len(accepted) - 1) * curve.at(cost.n_texts) / cost.n_texts
+        saved = (len(accepted) - 1) * prices.plain
         self._spare += saved - row * (len(step.tree) - 1) - spent
         for source in asked:
             source.learn(accepted, row, rest / len(asked))

@@ -99,15 +99,21 @@ class CostCurve:
 class Prices(NamedTuple):
     """What the drafts of the coming step have to save.
 
-    curve     seconds for n rows
-    n_texts   texts in the batch
-    plain     seconds of a token without drafts
-    change    seconds that another number of rows costs a text
-    overhead  seconds that a step with drafts costs a text beside its rows
+    cost       whose prices they are
+    curve      seconds for n rows
+    n_past     tokens that a row attends to, on average
+    n_texts    texts in the batch
+    last_rows  rows of the last step; 0 = none
+    plain      seconds of a token without drafts
+    change     seconds that another number of rows costs a text
+    overhead   seconds that a step with drafts costs a text beside its rows
     """
 
+    cost: Cost
     curve: CostCurve
+    n_past: int
     n_texts: int
+    last_rows: int
     plain: float
     change: float
     overhead: float
@@ -124,6 +130,15 @@ class Prices(NamedTuple):
                 return True
         return False
 
+    def change_from(self, plain_rows: int) -> float:
+        """Seconds beyond ``curve`` that a step with drafts costs, unless it has ``last_rows``. A
+        step without drafts has ``plain_rows``.
+
+        To leave plain steps costs the way back, too, which is free then.
+        """
+        is_away = self.last_rows not in (0, plain_rows)
+        return self.curve.switch_seconds if is_away else 2.0 * self.curve.switch_seconds
+
 
 class Cost:
     """The cost of decoding with one model on one machine, at any place of the context.
@@ -133,8 +148,6 @@ class Cost:
 
     growth     share by which a decode's cost grows with each token before it
     level      real time of single rows over that measured, in this run
-    n_texts    texts in each batch
-    n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     overhead   average seconds of a step besides decoding and drafting, for each text
     is_rough   whether it was guessed, or measured while other programs took the processors
@@ -147,7 +160,7 @@ class Cost:
         """``near`` is the curve after NEAR tokens, ``far`` the one after FAR tokens, which may have
         fewer sizes; without it the cost is the same everywhere."""
         self.set(near, far, is_rough=is_rough)
-        self.n_texts, self.n_past, self.last_rows = 1, 0, 0
+        self.last_rows = 0
         self.overhead = Average(RATE, 0.0)
         self._n_same = 0  # decodes in a row with as many rows as the last
         self._n_followed = 0
@@ -175,7 +188,7 @@ class Cost:
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
-        place = (self.n_past or n_past) // _SPAN
+        place = n_past // _SPAN
         if place not in self._curves:
             self._curves[place] = self.near.scaled(self._factor(place))
         return self._curves[place]
@@ -183,10 +196,12 @@ class Cost:
     def _factor(self, place: int) -> float:
         return self.level * (1.0 + self.growth * ((place + 0.5) * _SPAN - NEAR))
 
-    def prices(self, n_past: int) -> Prices:
-        """The prices after ``n_past`` tokens."""
-        curve, n = self.curve(n_past), self.n_texts
-        return Prices(curve, n, curve.at(n) / n, self.change(curve, n) / n, self.overhead.value)
+    def prices(self, n_past: int, n_texts: int = 1) -> Prices:
+        """The prices of a step with ``n_texts``, whose rows attend to ``n_past`` tokens."""
+        curve, n = self.curve(n_past), max(1, n_texts)
+        plain, overhead = curve.at(n) / n, self.overhead.value
+        found = Prices(self, curve, n_past, n, self.last_rows, plain, 0.0, overhead)
+        return found._replace(change=found.change_from(n) / n)
 
     @property
     def row_seconds(self) -> float:
@@ -207,15 +222,6 @@ class Cost:
         self._n_same = n_steps + (self._n_same if n_rows == self.last_rows else 0)
         self.last_rows = n_rows
 
-    def change(self, curve: CostCurve, plain_rows: int) -> float:
-        """Seconds beyond ``curve`` that a step with drafts costs, unless it has as many rows as the
-        last one. A step without drafts has ``plain_rows``.
-
-        To leave plain steps costs the way back, too, which is free then.
-        """
-        is_away = self.last_rows not in (0, plain_rows)
-        return curve.switch_seconds if is_away else 2.0 * curve.switch_seconds
-
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
@@ -234,9 +240,8 @@ class Cost:
             return
         if changes:
             seconds -= self.level * self._switch / n_steps
-        expected = self._factor((self.n_past or n_past) // _SPAN) * float(
-            np.interp(n_rows, self._sizes, self._seconds)
-        )
+        measured = float(np.interp(n_rows, self._sizes, self._seconds))
+        expected = self._factor(n_past // _SPAN) * measured
         if n_rows == 1 and not self.is_checked and self._n_same >= _CHECKED:
             self.is_checked = True
             self.level *= seconds / expected

@@ -187,7 +187,7 @@ def run(
     assert cache.tokens == (prompt + found)[: cache.n_past]
     assert cache.n_past == len(prompt) + len(found) - 1
     assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
-    if not text.needed.reads_states and n_rewind == NO_LIMIT:
+    if not (text.needed.hidden or text.needed.layers or n_rewind < NO_LIMIT):
         assert len(target.decoded) == text.reply.stats.n_steps
         assert len(target.decoded[0]) >= len(prompt)
     return found, text.reply.stats, cache

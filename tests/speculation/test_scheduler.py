@@ -159,25 +159,31 @@ def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = Cost(CostCurve.linear(0.05, 0.008))
-    monkeypatch.setitem(parallel.resources._kept, "cost", cost)
+    monkeypatch.setattr(parallel._scheduler._batch, "cost", cost)
     scheduler, plain = parallel._scheduler, Request((1,), parse_method("ar"))
     few, many = (
         [TokenSequence(plain, cast("Any", FakeReply())) for _ in range(n)] for n in (3, 60)
     )
+
+    def n_rows(sequences: list[TokenSequence], n_writing: int) -> int:
+        seconds = scheduler._seconds_to_read(n_writing, 0)
+        return scheduler._n_prompt_rows(sequences, n_writing, seconds)
+
     row = cost.curve(0).at(64) / 64
     # 0.2 s beside two written texts, whose rows take 0.058 s; 1 s if nobody waits for a token.
-    assert scheduler._n_prompt_rows(few, 2) == int((0.2 - 0.058) / row) == 16
-    assert scheduler._n_prompt_rows(few, 0) == int(1.0 / row) == 115
-    assert scheduler._n_prompt_rows(many, 60) == 16
+    assert n_rows(few, 2) == int((0.2 - 0.058) / row) == 16
+    assert n_rows(few, 0) == int(1.0 / row) == 115
+    assert n_rows(many, 60) == 16
     for seconds in (0.4, 0.8):  # 100 rows of prompts that were read count as they were
         cost.has_read(100, seconds)
-    assert scheduler._n_prompt_rows(few, 0) == int(1.0 / 0.006) == 166
+    assert n_rows(few, 0) == int(1.0 / 0.006) == 166
     cost.has_read(64, 6.4)  # while others took the processors
-    assert scheduler._n_prompt_rows(few, 0) == 64
-    monkeypatch.setitem(parallel.resources._kept, "cost", Cost(CostCurve.linear(0.001, 0.0001)))
+    assert n_rows(few, 0) == 64
+    cheap = Cost(CostCurve.linear(0.001, 0.0001))
+    monkeypatch.setattr(parallel._scheduler._batch, "cost", cheap)
     monkeypatch.setattr(parallel.context, "flash_attn", True)  # on a CPU: 63 rows in all
-    assert scheduler._n_prompt_rows(few, 2) == 60
-    assert (scheduler._n_prompt_rows(many, 50), scheduler._n_prompt_rows(few, 0)) == (272, 320)
+    assert n_rows(few, 2) == 60
+    assert (n_rows(many, 50), n_rows(few, 0)) == (272, 320)
 
 
 def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_model: Path) -> None:

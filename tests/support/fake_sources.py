@@ -62,8 +62,8 @@ def draft(auto: Auto, tokens: Sequence[int]) -> TokenTree:
     text: Any = MagicMock(chooser=auto, tokens=tokens, tree=TokenTree(tokens[-1]))
     text.meter.draft_seconds = 0.0
     run(auto.draft(tokens, text.tree, OneToken.budget))
-    text.budget = auto.budget
-    choose([text])
+    text.keep = lambda nodes: auto.keep(text.tree, nodes)
+    choose([text], {}, auto.budget.prices)
     tree: TokenTree = text.tree
     return tree
 

@@ -178,20 +178,16 @@ class Replay:
         # The draft model's time is known as if by its weights.
         share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
         resources = Resources(lambda: cost, draft=draft, draft_share=share)
-        batch = Batch(cast("Any", machine))
-        if n_places > 1:  # as the engine measures it for texts that share a decode
-            batch.cost = resources.cost
+        # As the engine measures it for texts that share a decode.
+        batch = Batch(cast("Any", machine), resources.cost if n_places > 1 else None)
         waiting, active, runs = list(reversed(texts)), dict[TokenSequence, Playback](), list[Run]()
         with clocks.using(machine):
             while waiting or active:
                 while waiting and len(active) < n_places:
                     target = Playback(self.header.n_vocab, machine, waiting.pop())
                     active[self._begun(method, target, resources)] = target
-                    batch.cost = resources.known_cost
-                if batch.cost is not None and n_places > 1:
-                    n_past = sum(len(text.cache.tokens) for text in active) // len(active)
-                    batch.cost.n_past = n_past
-                step(list(active), batch)
+                n_past = sum(text.cache.n_past for text in active) // len(active)
+                step(list(active), batch, n_past=n_past)
                 for text in [text for text in active if text.has_ended]:
                     runs.append(_run(method, text, active.pop(text)))
         return runs, machine
@@ -285,12 +281,12 @@ def _charge(
         machine.now += observe_seconds(step)
         observe(step)
 
-    def charged_promise(tokens: Sequence[int]) -> Any:
+    def charged_promise(tokens: Sequence[int], *prices: Any) -> Any:
         nonlocal n_seen
         if len(tokens) != n_seen:
             n_seen = len(tokens)
             machine.now += LOOK
-        return promise(tokens)
+        return promise(tokens, *prices)
 
     drafter.begin, drafter.draft = charged_begin, charged_draft
     drafter.observe, drafter.promise = charged_observe, charged_promise

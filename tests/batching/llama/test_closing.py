@@ -118,7 +118,7 @@ def test_every_method_of_a_closed_context_says_that_it_is_closed(
         lambda: context.copy_in(0, state),
         lambda: context.can_repeat,
         lambda: context.repeat(100),
-        lambda: context.use_fewest_threads(),
+        lambda: context.use_threads(1),
         lambda: output.logits(0),
         lambda: output.argmax(0),
         lambda: output.argmaxes(0, 2),

@@ -11,6 +11,7 @@ import pytest
 from batching.llama import tune
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
+from batching.llama.timing import decode_seconds
 from batching.llama.tune import Settings, fastest
 from batching.watched import GivenUp, until
 from speculation.engine import Engine
@@ -29,12 +30,12 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What each setting does to the time of a decode, in which others interfere at times."""
     factors = {"without flash attention": 1.0, "one thread": 1.0, "not repacked": 1.0}
-    decode, n = tune._decode, 0
+    decode, n = decode_seconds, 0
 
-    def timed(context: Context, n_past: int, n_rows: int) -> float:
+    def timed(context: Context, n_rows: int, n_past: int) -> float:
         nonlocal n
         n += 1
-        decode(context, n_past, n_rows)
+        decode(context, n_rows, n_past)
         seconds = 0.001 * n_rows * (20.0 if n % 7 == 0 else 1.0)
         if not context.flash_attn:
             seconds *= factors["without flash attention"]
@@ -44,7 +45,7 @@ def takes(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             seconds *= factors["not repacked"]
         return seconds
 
-    monkeypatch.setattr(tune, "_decode", timed)
+    monkeypatch.setattr(tune, "decode_seconds", timed)
     return factors
 
 

@@ -225,11 +225,10 @@ def test_a_source_that_tells_what_its_draft_promises_is_asked_if_that_pays(
     drafter = OneToken(7, promise)
     monkeypatch.setattr(drafter, "promise", lambda tokens: promise)
     auto = auto_of(drafter, row=0.2)
-    auto.cost.n_texts = 4
     auto.begin([1])
-    assert auto.promise([1]) == 0.0  # four share the step, so that a row costs half a token
-    auto.cost.n_texts = 1  # a row costs 0.2 of a step
-    assert auto.promise([1]) == is_asked
+    four = auto.cost.prices(0, n_texts=4)  # share the step, so that a row costs half a token
+    assert auto.promise([1], four) == 0.0
+    assert auto.promise([1]) == is_asked  # a row costs 0.2 of a step
     assert (len(draft(auto, [1])) > 1) == is_asked
 
 
@@ -244,8 +243,8 @@ def test_drafts_pay_if_they_save_what_their_rows_cost() -> None:
     cost.overhead = Average(0.05, 0.3)
     assert pays_from(cost.prices(0)) == pytest.approx(0.51, abs=0.011)
     # For one of four texts, a token saves a fourth of the batch.
-    cost.overhead, cost.n_texts = Average(0.05, 0.0), 4
-    assert pays_from(cost.prices(0)) == pytest.approx(0.5, abs=0.011)
+    cost.overhead = Average(0.05, 0.0)
+    assert pays_from(cost.prices(0, n_texts=4)) == pytest.approx(0.5, abs=0.011)
     assert pays_from(Cost(CostCurve.linear(1.0, 2.0)).prices(0)) > 1.0
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from batching.errors import ContextError
+from batching.llama import timing
 from batching.llama.context import Context
 from batching.llama.model import Model
+from batching.llama.timing import affordable_text
 from batching.rows import Rows, text_rows
-from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
 from speculation.auto import calibration as cost_measured
 from speculation.auto import learnt
@@ -83,10 +84,10 @@ def test_the_first_two_batches_of_a_text_or_after_another_size_do_not_count() ->
 
 def test_leaving_plain_steps_pays_for_the_way_back() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=4.5))
-    curve, changes = cost.curve(0), [cost.change(cost.curve(0), 1)]  # a text begins
+    changes = [cost.prices(0).change]  # a text begins
     for n_rows in (1, 8, 4, 1):
         cost.decoded(n_rows)
-        changes.append(cost.change(curve, 1))
+        changes.append(cost.prices(0).change)
     assert changes == [9.0, 9.0, 4.5, 4.5, 9.0]
 
 
@@ -294,7 +295,7 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
     clock = [0.0]
 
     class Target:
-        n_ctx, n_batch = 1024, 256
+        n_ctx, n_batch, n_vocab = 1024, 256, 100
 
         def decode(self, rows: Rows) -> None:
             clock[0] += row_seconds * len(rows)
@@ -302,7 +303,7 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
         def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
             pass
 
-    monkeypatch.setattr("batching.timing.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("batching.llama.timing.perf_counter", lambda: clock[0])
     target: Any = Target()
     assert affordable_text(target, 192, seconds=0.25) == n_past
 
@@ -342,7 +343,8 @@ class Clocked:
 
 
 def use_clock(monkeypatch: pytest.MonkeyPatch, context: Clocked) -> None:
-    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+    for module in (cost_measured, timing):
+        monkeypatch.setattr(module, "perf_counter", lambda: context.now)
     monkeypatch.setattr(cost_measured, "process_time", lambda: context.processor)
 
 

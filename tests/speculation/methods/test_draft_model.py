@@ -16,6 +16,7 @@ from batching.draft_context import DraftContext
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import Context
 from batching.llama.model import Model
+from batching.llama.tune import use_fewest_threads
 from batching.rows import Rows
 from batching.together import run
 from batching.tree import TokenTree
@@ -73,15 +74,15 @@ def test_the_bos_token_must_match_if_it_is_added(tmp_path: Path, add_bos: bool) 
         Engine.load(target, EXACT, draft_model=other).close()
 
 
-@pytest.mark.parametrize(("thread_time_ratio", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
+@pytest.mark.parametrize(("time_ratio", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
 def test_a_draft_model_that_threads_do_not_speed_up_gets_one_thread(
     tiny_model: Path,
     tiny_draft: Path,
     monkeypatch: pytest.MonkeyPatch,
-    thread_time_ratio: float,
+    time_ratio: float,
     n_threads: int,
 ) -> None:
-    monkeypatch.setattr("batching.llama.context.thread_time_ratio", lambda *_: thread_time_ratio)
+    monkeypatch.setattr("batching.llama.tune.time_ratio", lambda *_: time_ratio)
     with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
         assert engine.draft is not None
         handle = engine.draft.native.handle
@@ -92,7 +93,7 @@ def test_a_draft_model_that_threads_do_not_speed_up_gets_one_thread(
 
 def test_measuring_threads_leaves_the_context_unchanged(tiny_model: Path) -> None:
     with Model(tiny_model) as model, Context(model, replace(EXACT, n_threads=2)) as context:
-        context.use_fewest_threads()
+        use_fewest_threads(context)
         assert context.n_threads in (1, 2)
         assert C.llama_n_threads_batch(context.native.handle) == 2
         context.decode(Rows([5], [0], [range(1)], [True]))  # the cache is empty again
