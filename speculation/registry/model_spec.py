@@ -42,7 +42,7 @@ class ModelSpec:
     )
     n_ctx: int = _flag(
         0,
-        "context in tokens, which the texts share; 0 = the model's own, as far as memory allows",
+        "context in tokens, which requests share; 0 = the model's own, as far as memory allows",
         flag="--ctx",
         type=int,
     )
@@ -106,7 +106,7 @@ class ModelSpec:
     )
     parallel: int | None = _flag(
         None,
-        "texts to write at a time; they share the context (4)",
+        "requests to serve at a time; they share the context (4)",
         type=at_least(1, MAX_SLOTS),
     )
     chat_template: str | None = _flag(
