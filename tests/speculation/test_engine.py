@@ -22,51 +22,6 @@ from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
-METHODS = (
-    "auto",
-    "auto:sources=draft+suffix",
-    "recycling:nodes=20",
-    "draft:p_min=0.02",
-    "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
-    "prompt-lookup",
-    "suffix:branches=4,p_min=0.1",
-    "suffix",
-    "suffix:branches=6,p_min=0.05",
-    "suffix:memory=off",
-    "jacobi",
-    "lookahead",
-    "lookahead:window=5,ngram=4,guesses=3",
-)
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "penalised greedy": SamplingParams(repeat_penalty=1.3, presence_penalty=0.5),
-    "seeded": SamplingParams(temperature=0.9, seed=7),
-    "truncated": SamplingParams(temperature=1.2, seed=1, top_k=20, top_p=0.9, min_p=0.02),
-    "typical and xtc": SamplingParams(
-        temperature=1.0, seed=2, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.05
-    ),
-    "dry": SamplingParams(temperature=0.5, seed=3, dry_multiplier=0.8, repeat_penalty=1.1),
-    "mirostat 1": SamplingParams(temperature=1.0, seed=4, mirostat=1),
-    "mirostat 2": SamplingParams(temperature=1.0, seed=5, mirostat=2),
-    "biased": SamplingParams(temperature=1.0, seed=6, logit_bias={270: 4.0, 271: float("-inf")}),
-    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
-    "seeded grammar": SamplingParams(temperature=1.0, seed=8, grammar="root ::= [a-f]+"),
-    "regular expression": SamplingParams(regex="(the |cat |dog )+"),
-    "seeded schema": SamplingParams(
-        temperature=1.0, seed=9, json_schema={"properties": {"name": {"type": "string"}}}
-    ),
-    "late end": SamplingParams(temperature=1.5, seed=10, min_tokens=55),
-}
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_every_method_gives_the_text_of_plain_decoding(
-    engine: Engine, sampling: SamplingParams
-) -> None:
-    texts = same_texts(engine, PROMPT, *METHODS, sampling=sampling, max_tokens=60)
-    assert texts[0].stats.n_steps == texts[0].stats.n_tokens
-    assert {text.text for text in texts} == {texts[0].text}
-
 
 def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
     for most in (1, 2, 3):
@@ -109,10 +64,9 @@ def test_characters_that_span_tokens_arrive_complete_or_are_replaced_at_the_end(
 
 def test_a_stop_string_ends_the_text_and_is_never_shown(engine: Engine) -> None:
     grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
-    for method in ("ar", *METHODS):
-        text = engine.generate(PROMPT, method=method, sampling=grammar, stop="saw")
-        assert "".join(token.text for token in text) == text.text == "the cat "
-        assert text.finish_reason == "stop"
+    text = engine.generate(PROMPT, method="prompt-lookup", sampling=grammar, stop="saw")
+    assert "".join(token.text for token in text) == text.text == "the cat "
+    assert text.finish_reason == "stop"
     # Text that may become a stop string is held back until it cannot.
     text = engine.generate(PROMPT, sampling=grammar, stop=["dogs", "cat sat"])
     assert "".join(token.text for token in text) == "the cat saw a dog"
@@ -126,13 +80,6 @@ def test_an_end_of_generation_token_ends_the_text_and_adds_no_characters(engine:
     assert (text.text, text.finish_reason, text.token_ids) == ("", "stop", [end])
 
 
-def test_a_full_context_ends_the_text_normally(tiny_model: Path, tiny_draft: Path) -> None:
-    with Engine.load(tiny_model, replace(EXACT, n_ctx=256), draft_model=tiny_draft) as engine:
-        for text in same_texts(engine, PROMPT, *METHODS, sampling=endless(engine)):
-            assert text.finish_reason == "context"
-            assert text.stats.n_prompt + text.stats.n_tokens == engine.context.n_ctx + 1
-
-
 def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
     expected = engine.generate(PROMPT, max_tokens=30).run().text
 
@@ -143,7 +90,7 @@ def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
         text.cancel()
         return text
 
-    for method in METHODS:
+    for method in ("auto", "draft:p_min=0.02", "suffix", "recycling", "lookahead"):
         text = engine.call(partial(begun, method)).run()
         assert text.finish_reason in ("cancelled", "context") and text.token_ids  # if it was fast
         assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected

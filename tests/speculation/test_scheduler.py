@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,6 @@ from batching.cache import common_prefix
 from batching.errors import CacheFull, InvalidParameter, PromptTooLong, SpeculationError
 from batching.llama.context import Context
 from batching.rows import Rows
-from batching.slots import Slots
 from batching.target import Output
 from batching.together import Coroutine, Running, Work, advance, run
 from speculation.drafting.cost import Cost, CostCurve
@@ -31,8 +29,7 @@ from speculation.sampling import SamplingParams
 from speculation.sequence import TokenSequence
 from tests.support.exact import EXACT, PROMPT, endless, random_requests
 from tests.support.fake_target import FakeReply
-from tests.support.mtp_gguf import write_gemma_gguf
-from tests.support.tiny_heads import attached, blocks, hybrid, mtp, states
+from tests.support.tiny_heads import write_gemma_gguf
 
 METHODS = (
     "auto",
@@ -424,44 +421,6 @@ def test_each_client_has_a_memory_of_its_own(parallel: Engine) -> None:
         steps(f"client {i}")
     assert len(parallel.resources._memories) == 32
     assert steps("one") > half
-
-
-@pytest.mark.parametrize("written", [states, blocks, mtp, hybrid, attached])
-def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: object
-) -> None:
-    target, heads, methods = written(tmp_path)  # type: ignore[operator]
-    together: Counter[tuple[bool, int]] = Counter()  # by target or not, and texts in the batch
-    decode = Slots.decode
-
-    def counted(self: Slots, parts: Any, *rest: Any) -> object:
-        together[self is target_slots, len(parts)] += 1
-        return decode(self, parts, *rest)
-
-    rng, found = random.Random(5), []
-    draft = target if len(heads) > 1 else None
-    with Engine.load(target, EXACT, heads=heads, draft_model=draft, parallel=4) as engine:
-        target_slots = engine._scheduler.places.slots
-        monkeypatch.setattr(Slots, "decode", counted)
-        requests = [
-            {
-                "prompt": [rng.randrange(5, 200) for _ in range(rng.randrange(1, 90))],
-                "method": methods[i % len(methods)],
-                "sampling": endless(engine, 0.7 * (i % 2), seed=i),
-                "max_tokens": rng.randrange(5, 40),
-            }
-            for i in range(24)
-        ]
-        running = [engine.submit(**request) for request in requests]
-        found = [one.run() for one in running]
-    with Engine.load(target, EXACT) as alone:
-        for request, ours in zip(requests, found, strict=True):
-            plain = alone.generate(**{**request, "method": "ar"}).run()
-            assert ours.token_ids == plain.token_ids, request
-    drafted = [one.stats.n_drafted for one in found]
-    assert sum(n > 0 for n in drafted) >= 12
-    assert sum(n for (is_target, n_texts), n in together.items() if not is_target and n_texts > 1)
-    assert together[True, 4]
 
 
 def test_a_draft_model_reads_a_prefix_of_several_texts_once(

@@ -21,8 +21,6 @@ from batching.rows import Rows, rows_back
 from batching.target import Cancelled, Meanwhile, Output, Watch
 from batching.tree import NO_LIMIT, Floats
 from speculation.chat.detokenizer import Token
-from speculation.heads.base import HeadInContext
-from speculation.heads.medusa import N_CHOICES, Choices, MedusaHeads
 
 N_VOCAB = 12
 N_AHEAD = 5  # tokens a hidden state predicts: the next one, and one for each of four heads
@@ -53,43 +51,6 @@ def fake_hidden(
     hidden = np.array(text[len(prefix) :], np.float32)
     hidden.flags.writeable = False
     return hidden
-
-
-class FakeHeads(MedusaHeads):
-    """Medusa heads that read the next tokens from a fake state. The correct token is often the
-    first choice, otherwise the second or third."""
-
-    def __init__(self) -> None:
-        pass
-
-    def top(self, parts: Sequence[Floats]) -> list[list[Choices]]:
-        return [[self._choices(hidden, head) for head in range(N_AHEAD - 1)] for hidden in parts]
-
-    def _choices(self, hidden: Floats, head: int) -> Choices:
-        correct, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
-        others = [token for token in range(N_VOCAB) if token != correct]
-        probs = [0.5, 0.3, 0.15, *[0.05 / 9] * 9]
-        found = list(zip([*others[:rank], correct, *others[rank:]], probs, strict=False))
-        return found[:N_CHOICES]
-
-
-class FakeEagleHead(HeadInContext):
-    """A head whose context predicts by ``logits``; its rows hold token and state, (n, 1 + 5)."""
-
-    needs_hidden = True
-
-    def __init__(self, logits: Callable[[tuple[int, ...]], Floats]) -> None:
-        self._context = FakeTarget(logits=logits)
-        self.context.want_hidden(True)
-
-    def states_of(self, output: Output, row: int) -> Floats:
-        return output.hidden(row)
-
-    def of_slot(self, index: int, n_slots: int) -> FakeEagleHead:
-        return self
-
-    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
-        return np.column_stack([np.array(tokens, np.float32), states])
 
 
 class Row(NamedTuple):

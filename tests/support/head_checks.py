@@ -1,12 +1,8 @@
-"""Shared by tests of heads over hidden states: random weights, started heads, and checks.
-
-A head must match its NumPy reference on every path of a tree, and whatever it drafts, the text must
-be that of plain decoding.
-"""
+"""Shared by tests of heads over hidden states: started heads, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,49 +16,12 @@ from batching.llama.model import Model
 from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
-from speculation.engine import Engine
 from speculation.heads import load
-from speculation.meter import Stats
 from speculation.methods import METHODS
-from speculation.reply import Reply
-from speculation.sampling import SamplingParams
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
 
 TEXT = (5, 270, 271, 272, 280)
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "seeded": SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.1),
-    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
-}
-
-
-def normal_weights(
-    rng: np.random.Generator, n_embd: int, scale: float = 1.0
-) -> Callable[..., Floats]:
-    """A function that makes normal weights of a shape, with deviation ``scale`` / √``n_embd``."""
-
-    def normal(*shape: int) -> Floats:
-        return (scale * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
-
-    return normal
-
-
-def matrix(*shape: int) -> Floats:
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-
-
-def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Floats]:
-    """Matrices that preserve the norm of their input, and vectors near 1."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: (
-            rng.standard_normal(shape) / np.sqrt(shape[-1])
-            if len(shape) == 2
-            else 1 + 0.1 * rng.standard_normal(shape)
-        ).astype(np.float32)
-        for name, shape in shapes.items()
-    }
 
 
 def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
@@ -121,31 +80,6 @@ def check_a_tree(
     return root, logits
 
 
-def compared_texts(
-    engine: Engine, methods: Sequence[str], max_tokens: int = 40
-) -> Iterator[tuple[str, Reply, Reply]]:
-    """Check that every method gives the text of plain decoding under each of SAMPLINGS.
-
-    Yields the method, plain decoding's text and the method's.
-    """
-    for name, sampling in SAMPLINGS.items():
-        plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=max_tokens).run()
-        for method in methods:
-            ours = engine.generate(
-                PROMPT, method=method, sampling=sampling, max_tokens=max_tokens
-            ).run()
-            assert ours.token_ids == plain.token_ids, (name, method)
-            yield method, plain, ours
-
-
-def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
-    """The same; returns the stats of the greedy runs by method."""
-    found: dict[str, Stats] = {}
-    for method, _, ours in compared_texts(engine, methods, max_tokens):
-        found.setdefault(method, ours.stats)
-    return found
-
-
 def second_tree(drafter: Drafter, bonus: int, min_path_prob: float = 0.0) -> TokenTree:
     """What ``drafter`` drafts in the second step of a text, on the fake target's states.
 
@@ -161,13 +95,3 @@ def second_tree(drafter: Drafter, bonus: int, min_path_prob: float = 0.0) -> Tok
     tree = TokenTree(bonus)
     draft(drafter, [*text, bonus], tree, DraftBudget(min_path_prob=min_path_prob))
     return tree
-
-
-def check_that_a_gap_is_noticed(drafter: Drafter) -> None:
-    """After a step that it did not observe, ``drafter`` must not draft from the older state."""
-    drafter.begin([1, 2])
-    draft(drafter, [1, 2], TokenTree(2), DraftBudget())
-    drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
-    tree = TokenTree(9)
-    draft(drafter, [1, 2, 5, 9], tree, DraftBudget())
-    assert len(tree) == 1

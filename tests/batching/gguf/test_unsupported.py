@@ -19,8 +19,8 @@ from batching.llama.model import Model
 from batching.llama.private_api import BROKEN_GRAPHS, not_a_text_model
 from speculation.engine import Engine
 from tests.support.paths import ROOT
-from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import finish_writer, write_tiny_gguf
+from tests.support.tiny_heads import write_tiny_eagle3
 
 
 def write_part(path: Path, architecture: str, kind: str | None = None, *, n: int = 1) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from batching.errors import (
-    InvalidParameter,
     ModelError,
     UnsupportedModel,
 )
@@ -27,35 +25,24 @@ from speculation.heads.file import HeadsFile, HeadsInfo, HeadsKind, llama_format
 from speculation.heads.load import require_no_heads
 from speculation.heads.medusa import write_medusa
 from speculation.heads.redrafter import write_redrafter
-from speculation.methods import METHODS, MethodTable, parse_method
+from speculation.methods import METHODS, MethodTable
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
-from tests.support.head_checks import load_heads, matrix, started
-from tests.support.tiny_dflash import write_tiny_dflash
-from tests.support.tiny_eagle3 import write_tiny_eagle3
-from tests.support.tiny_gguf import N_TINY, finish_writer, started_writer, write_tiny_gguf
+from tests.support.head_checks import load_heads, started
+from tests.support.tiny_gguf import N_TINY, write_model, write_tiny_gguf
 from tests.support.tiny_heads import (
+    DRAFTED,
+    HEADS,
     SHAPE,
     eagle_tensors,
+    matrix,
     medusa_weights,
     redrafter_weights,
-    write_eagle_head,
     write_medusa_heads,
-    write_redrafter_head,
+    write_tiny_dflash,
 )
 
-OWN: dict[str, Callable[[Path, Path], Path]] = {
-    "medusa": write_medusa_heads,
-    "redrafter": write_redrafter_head,
-    "eagle": write_eagle_head,
-}
-LLAMA: dict[str, Callable[..., Path]] = {"eagle-3": write_tiny_eagle3, "dflash": write_tiny_dflash}
-HEADS: dict[str, Callable[[Path, Path], Path]] = {
-    **OWN,
-    "eagle-3": lambda path, target: write_tiny_eagle3(path),
-    "dflash": lambda path, target: write_tiny_dflash(path),
-}
-DRAFTED = tuple(range(2, N_TINY, 3))
+OWN, LLAMA = [*HEADS][:3], [*HEADS][3:]
 NARROW = "it cannot share .* 'tiny', which is 32 wide"
 
 
@@ -67,12 +54,11 @@ def test_heads_are_the_same_after_a_round_trip_through_their_file(
     tmp_path: Path, target: Path, kind: str
 ) -> None:
     path, tokens = tmp_path / "heads.gguf", [5, 6, 280]
+    HEADS[kind](path, target, n_blocks=2, tokens=tokens)
     if kind == "medusa":
         written, shapes = medusa_weights(n_blocks=2, tokens=tokens), medusa.shapes(3, 2, 32)
-        write_medusa_heads(path, target, written)
     else:
         written, shapes = redrafter_weights(n_blocks=2, tokens=tokens), redrafter.shapes(32, 2)
-        write_redrafter_head(path, target, written)
     file = HeadsFile(path)
     again = file.weights(shapes, target)
     assert again.tensors.keys() == written.tensors.keys()
@@ -99,7 +85,7 @@ def test_only_heads_with_a_context_differ_from_text_to_text(
 
 def test_a_method_can_bring_a_kind_of_heads_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.gguf"
-    finish_writer(started_writer(path, "my-heads", 32, 1), path)
+    write_model(path, "my-heads", (32, 1), {}, {})
     own, contained = Head(), Head()
     mine = llama_format("mine", "my-heads", lambda gguf, model: own)
     inside = HeadsKind("inside", lambda gguf: False, mine.load, lambda model: contained)
@@ -115,13 +101,6 @@ def test_a_method_can_bring_a_kind_of_heads_of_its_own(tiny_model: Path, tmp_pat
 
 
 # Refused
-
-
-@pytest.mark.parametrize("method", ["medusa", "redrafter", "eagle-2", "eagle-3", "dflash"])
-def test_a_method_asks_for_its_heads_if_none_were_loaded(method: str) -> None:
-    needed = method.replace("eagle-2", "eagle")
-    with pytest.raises(InvalidParameter, match=f"needs {needed} heads; load them with heads"):
-        parse_method(method).drafters()
 
 
 def test_files_without_heads_are_refused(tmp_path: Path, target: Path) -> None:
@@ -246,6 +225,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"tensors": {"output.weight": matrix(9, 32)}},
             f"has 9 logits and no d2t to map them to the {N_TINY} tokens",
         ),
+        ({"tensors": {"blk.0.attn_q.bias": matrix(32)}}, "head.gguf"),  # unknown to llama.cpp
     ],
 }
 
@@ -256,24 +236,17 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 def test_heads_that_llama_cpp_cannot_run_are_refused_before_it_loads_them(
     tmp_path: Path, target: Path, kind: str, head: dict[str, Any], reason: str
 ) -> None:
-    path = LLAMA[kind](tmp_path / "head.gguf", **head)
+    path = HEADS[kind](tmp_path / "head.gguf", **head)
     with Model(target) as model, pytest.raises(ModelError, match=reason) as refused:
         load_heads([path], model)
     assert "head.gguf" in str(refused.value)
-
-
-def test_a_tensor_that_llama_cpp_does_not_know_is_reported(tmp_path: Path, target: Path) -> None:
-    tensors = {"blk.0.attn_q.bias": matrix(32)}
-    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
-    with Model(target) as model, pytest.raises(ModelError, match=r"head\.gguf"):
-        load_heads([path], model)
 
 
 @pytest.mark.parametrize("kind", OWN)
 def test_heads_of_another_model_are_refused_with_both_names(
     tmp_path: Path, target: Path, kind: str
 ) -> None:
-    path = OWN[kind](tmp_path / "head.gguf", target)
+    path = HEADS[kind](tmp_path / "head.gguf", target)
     other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
     with pytest.raises(ModelError, match=r"head\.gguf were trained on 'tiny'.*other\.gguf"):
         Engine.load(other, EXACT, heads=path)
@@ -286,10 +259,10 @@ def test_heads_in_llama_cpps_formats_may_name_their_target(
     path = tmp_path / "head.gguf"
     own = {"heads.target.name": "somebody"}
     with Model(target) as model:
-        LLAMA[kind](path, metadata={**own, "heads.target.fingerprint": "0123456789abcdef"})
+        HEADS[kind](path, metadata={**own, "heads.target.fingerprint": "0123456789abcdef"})
         with pytest.raises(ModelError, match=r"trained on 'somebody' .*0123456789abcdef"):
             load_heads([path], model)
-        LLAMA[kind](path, metadata={**own, "heads.target.fingerprint": fingerprint(target)})
+        HEADS[kind](path, metadata={**own, "heads.target.fingerprint": fingerprint(target)})
         load_heads([path], model)[kind].close()
 
 
@@ -299,13 +272,13 @@ def test_heads_for_other_layers_or_tokens_are_refused(
 ) -> None:
     path = tmp_path / "head.gguf"
     with Model(target) as model:
-        LLAMA[kind](path, layers=(1, 2, 5))
+        HEADS[kind](path, layers=(1, 2, 5))
         with pytest.raises(UnsupportedModel, match="the input of layer 5"):
             load_heads([path], model)
         words = list(tiny_gguf.WORDS)
         words[3] = "zebra"
         monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
-        LLAMA[kind](path)
+        HEADS[kind](path)
         with pytest.raises(UnsupportedModel, match=r"head\.gguf cannot draft"):
             load_heads([path], model)
 
@@ -314,7 +287,7 @@ def test_heads_for_other_layers_or_tokens_are_refused(
 def test_a_target_whose_layer_inputs_are_not_exposed_is_refused(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    path = LLAMA[kind](tmp_path / "head.gguf")
+    path = HEADS[kind](tmp_path / "head.gguf")
     monkeypatch.setattr(private_api, "EXPOSES_LAYER_INPUTS", ("qwen3",))
     with pytest.raises(UnsupportedModel, match="layer inputs llama.cpp does not expose"):
         Engine.load(target, EXACT, heads=path)

@@ -23,7 +23,6 @@ from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Method
 from speculation.drafting.resources import Resources
 from speculation.engine import Engine
-from speculation.methods import parse_method
 from speculation.methods.draft_model import DraftModel, DraftModelParams
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
@@ -119,11 +118,6 @@ def test_a_chain_ends_when_the_whole_chain_is_unlikely_to_be_accepted() -> None:
     assert all(a >= b for a, b in zip(free, shorter, strict=True))
     assert sum(free) > sum(shorter) > 0
     assert set(bound) == {0}  # even the most certain draft is estimated at 92%
-
-
-def test_draft_asks_for_a_model() -> None:
-    with pytest.raises(InvalidParameter, match="load one with draft_model"):
-        parse_method("draft").drafters(Resources())
 
 
 def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> None:

@@ -1,20 +1,23 @@
-"""EAGLE's head: the layer, the trees, its input states, files and real decoding."""
+"""EAGLE: the heads' layers, the trees, their input states, and EAGLE-3's files."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import MODEL_ARCH_NAMES
 
 from batching.cache import SequenceCache
 from batching.draft_context import DraftContext
-from batching.errors import InvalidParameter
+from batching.errors import UnsupportedModel
 from batching.gguf.reader import GGUFFile
-from batching.rows import tree_rows
+from batching.llama import private_api
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.rows import text_rows, tree_rows
 from batching.target import Cancelled
 from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
@@ -23,26 +26,26 @@ from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.head_context import HeadContext
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
 from speculation.drafting.tree_growth import Growth, top_tokens
-from speculation.engine import Engine
-from speculation.methods import parse_method
-from speculation.methods.eagle import (
-    Eagle1Params,
-    FixedTreeDrafter,
-    parse_choices,
-)
-from tests.support.exact import EXACT, PROMPT
-from tests.support.fake_target import (
-    FakeEagleHead,
-    FakeTarget,
-    fake_hidden,
-    fake_logits,
-    listed,
-    prefill,
-)
-from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
+from speculation.heads.eagle3 import write_eagle3
+from speculation.heads.file import HeadsInfo
+from speculation.methods.eagle import Eagle1Params, FixedTreeDrafter, parse_choices
+from tests.support.exact import EXACT
+from tests.support.fake_methods import FakeEagleHead
+from tests.support.fake_target import FakeTarget, fake_hidden, fake_logits, listed, prefill
+from tests.support.head_checks import TEXT, check_a_tree, started
 from tests.support.reference import layer, rms_norm
-from tests.support.tiny_gguf import N_TINY
-from tests.support.tiny_heads import eagle_tensors, write_eagle_head
+from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf, write_recurrent_gguf
+from tests.support.tiny_heads import (
+    DRAFTED,
+    EAGLE_3,
+    SHAPE,
+    eagle3_tensors,
+    eagle_tensors,
+    matrix,
+    write_eagle_head,
+    write_mtp_gguf,
+    write_tiny_eagle3,
+)
 
 # The layer
 
@@ -67,8 +70,54 @@ def test_the_layer_in_llama_cpp_matches_the_reference_on_every_path_of_a_tree(
 
     path = write_eagle_head(tmp_path / "head.gguf", tiny_model)
     with started(path, tiny_model, "eagle") as head:
+        file = head.context.model.path
+        assert file.exists()
         root, logits = check_a_tree(head, states, after, atol=1e-5)
     np.testing.assert_allclose(logits, output_matrix @ root, atol=1e-4)
+    assert not file.parent.exists()  # a temporary one
+
+
+class Reference:
+    """A head in plain NumPy, from its own and its target's file."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        head, of_target = GGUFFile(path), GGUFFile(target)
+        self.w = w = {name: head.tensor(name) for name in head.tensors if name != "d2t"}
+        w.setdefault("token_embd.weight", of_target.tensor("token_embd.weight"))
+        w.setdefault("output.weight", of_target.output_matrix())
+        factor = head.metadata.get("eagle3.rope.scaling.factor")
+        if factor is not None:
+            w["rope_freqs.weight"] = np.full(4, factor, np.float32)
+        self.norm_before_residual = head.metadata.get("eagle3.norm_before_residual", False)
+
+    def encode(self, features: Floats) -> Floats:
+        norm = self.w.get("enc.output_norm.weight")
+        return (features if norm is None else rms_norm(features, norm)) @ self.w["fc.weight"].T
+
+    def after(self, tokens: Sequence[int], g: Floats) -> Floats:
+        known = self.w["token_embd.weight"][list(tokens)]
+        known = rms_norm(known, self.w["blk.0.attn_norm.weight"])
+        normed = rms_norm(g, self.w["blk.0.attn_norm_2.weight"])
+        inner = np.concatenate([known, normed], axis=1)
+        return layer(self.w, inner, normed if self.norm_before_residual else g)[-1]
+
+    def logits(self, state: Floats) -> Floats:
+        return self.w["output.weight"] @ rms_norm(state, self.w["output_norm.weight"])
+
+
+@pytest.mark.parametrize("variant", EAGLE_3)
+def test_eagle_3_in_llama_cpp_matches_the_reference_on_every_path_of_a_tree(
+    tmp_path: Path, target: Path, variant: str
+) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf", **EAGLE_3[variant])
+    expected = Reference(path, target)
+    features = np.random.default_rng(1).standard_normal((len(TEXT), 96)).astype(np.float32)
+    with started(path, target, "eagle-3") as head:
+        np.testing.assert_allclose(run(head.encode(features)), expected.encode(features), atol=1e-5)
+        root, logits = check_a_tree(head, features, expected.after)
+    tokens = list(EAGLE_3[variant].get("tokens", range(N_TINY)))
+    np.testing.assert_allclose(logits[tokens], expected.logits(root), atol=1e-4)
+    assert np.isneginf(np.delete(logits, tokens)).all()
 
 
 # Trees
@@ -178,8 +227,7 @@ def state(*prefix: int) -> list[float]:
 
 def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     target, head = FakeTarget(), Recorder()
-    levels = HeadContext(head)
-    eagle = HeadDrafter(GrownParams(depth=2, top_k=1, nodes=2, window=3), levels)
+    eagle = HeadDrafter(GrownParams(depth=2, top_k=1, nodes=2, window=3), HeadContext(head))
     cache = SequenceCache(target)
     prompt = [1, 2, 3, 4, 5, 6]
     prefill(cache, prompt[:-1], reader=eagle.requires.prompt_reader)
@@ -207,8 +255,7 @@ def test_every_row_gets_its_token_and_the_state_before_it() -> None:
 
 def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
     target, head = FakeTarget(), Recorder()
-    levels = HeadContext(head)
-    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
+    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadContext(head))
     cache = SequenceCache(target)
     for prompt, reused, expected in (
         ([1, 2, 3, 4], 0, [(2, state(1)), (3, state(1, 2)), (4, state(1, 2, 3))]),
@@ -225,31 +272,9 @@ def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
         assert len(head.context.tokens_of(0)) == len(prompt) - 1
 
 
-def test_unobserved_steps_leave_a_gap_and_a_step_without_a_draft() -> None:
-    target, head = FakeTarget(), Recorder()
-    target.want_hidden(True)
-    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadContext(head))
-    eagle.begin([1, 2])
-    tree = TokenTree(2)
-    run(eagle.draft([1, 2], tree, DraftBudget()))
-    assert len(tree) == 1  # no states of the prompt were read
-    cache = SequenceCache(target)
-    prefill(cache, [1])
-    output = run(cache.extend([2]))
-    eagle.observe(Step(TokenTree(2), output, [0], 3))
-    tree = TokenTree(7)
-    run(eagle.draft([1, 2, 3, 5, 7], tree, DraftBudget()))
-    assert len(tree) == 1
-    run(cache.extend([3, 5]))
-    eagle.observe(Step(TokenTree(7), run(cache.extend([7])), [0], 8))
-    run(eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8), DraftBudget()))
-    assert head.rows == [(8, state(1, 2, 3, 5, 7))]
-
-
 def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
     head = Recorder()
-    levels = HeadContext(head)
-    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
+    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadContext(head))
     reader = eagle.requires.prompt_reader
     cache, prompt = SequenceCache(target := FakeTarget(n_batch=2)), [1, 2, 3, 4, 5, 6]
     target.n_until_cancelled = 1
@@ -272,94 +297,126 @@ def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None
         assert prefill(cache, [*cached, 7, 8], reader=levels) == n_reused
 
 
-def test_a_full_head_context_ends_drafting_without_an_error() -> None:
-    head = FakeEagleHead(fake_logits)
-    head._context = FakeTarget(n_ctx=12)
-    head.context.want_hidden(True)
-    levels = HeadContext(head)
-    eagle = HeadDrafter(GrownParams(depth=2, top_k=2, nodes=4), levels)
-    for n, drafted in ((6, True), (12, False)):
-        prompt = list(range(n))
-        prefill(SequenceCache(FakeTarget()), prompt[:-1], reader=eagle.requires.prompt_reader)
-        eagle.begin(prompt)
-        tree = TokenTree(prompt[-1])
-        run(eagle.draft(prompt, tree, DraftBudget()))
-        assert (len(tree) > 1) == drafted
-
-
 # Parameters
-
-
-def test_parameters_out_of_range_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="top_k is 17; give 1 to 16"):
-        GrownParams(top_k=17)
-    with pytest.raises(InvalidParameter, match="window is -1"):
-        Eagle1Params(window=-1)
-    with pytest.raises(InvalidParameter, match="choices go 17 deep; the limit is 16"):
-        Eagle1Params(choices=".".join("0" * 17))
-    with pytest.raises(InvalidParameter, match="choices expand 20 nodes .*; the limit is 16"):
-        Eagle1Params(choices="/".join(f"{a}.0" for a in range(20)))
-    assert len(Eagle1Params().shape) == 25
 
 
 def test_paths_of_ranks_include_the_nodes_on_their_way() -> None:
     nodes = ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0))
     assert parse_choices("0.0.0.0/0.1.0/1.0/1.1") == nodes
     assert Eagle1Params(choices="0.0.0.0/0.1.0/1.0/1.1").n_branches == 4
+    assert len(Eagle1Params().shape) == 25
 
 
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ("0.0/x", "choices has 'x'; give paths of ranks like 0.0.0.0/0.1.0"),
-        ("0//1", "choices has ''"),
-        ("0.64", "choices has '0.64'; .* from 0, the likeliest, to 63"),
-        ("0.-1", "choices has '0.-1'"),
-        ("/".join(f"{a}.{b}" for a in range(20) for b in range(20)), "420 nodes; the limit is 255"),
-    ],
-)
-def test_choices_that_do_not_form_a_tree_are_refused(choices: str, message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message):
-        parse_method(f"eagle-1:choices={choices}")
+# Auxiliary hidden states
+
+TOKENS = [5, 270, 271, 272, 280, 281]
 
 
-# Real decoding
+def decoded(
+    context: Context, layers: tuple[int, ...], *chunks: int, first: int = 0
+) -> Iterator[Floats]:
+    """The inputs of the layers for TOKENS, row by row, also of rows without output."""
+    context.want_layers(layers)
+    for n in chunks:
+        rows = text_rows(TOKENS[first : first + n], first, [False] * (n - 1) + [True])
+        output = context.decode(rows)
+        yield from (output.aux_hidden_states(row, layers).copy() for row in range(n))
+        first += n
 
-METHODS = (
-    "eagle-1",
-    "eagle-1:choices=0.0.0/1.1/2/3,window=4",
-    "eagle-2",
-    "eagle-2:depth=3,top_k=2,nodes=5,window=0",
-    "auto:sources=eagle",
-)
+
+def test_auxiliary_hidden_states_match_the_reference_for_every_row(target: Path) -> None:
+    file = GGUFFile(target)
+    w = {name: file.tensor(name) for name in file.tensors}
+    inputs = [w["token_embd.weight"][TOKENS]]  # of each layer, (time, 32), in plain NumPy
+    for i in range(3):
+        x = inputs[-1]
+        inputs.append(layer(w, rms_norm(x, w[f"blk.{i}.attn_norm.weight"]), x, i))
+    with Model(target) as model, Context(model, EXACT) as context:
+        for row, found in enumerate(decoded(context, (1, 3), 4)):
+            expected = np.concatenate([inputs[1][row], inputs[3][row]])
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+        (found,) = decoded(context, (2,), 1, first=4)
+        np.testing.assert_allclose(found, inputs[2][4], atol=1e-4)
+        context.want_layers(())
+        output = context.decode(text_rows([281], 5, [True]))
+        with pytest.raises(RuntimeError, match="inputs of layer 2 were not requested"):
+            output.aux_hidden_states(0, (2,))
 
 
-@pytest.mark.parametrize(("kind", "some"), [("f32", False), ("q8_0", True)])
-def test_any_head_gives_the_text_of_plain_decoding(
-    tmp_path: Path, tiny_model: Path, kind: str, some: bool
+@pytest.mark.parametrize("write", [write_hybrid_gguf, write_mtp_gguf])
+def test_auxiliary_hidden_states_of_a_hybrid_model_do_not_depend_on_the_batches(
+    tmp_path: Path, write: Callable[[Path], Path]
 ) -> None:
-    tokens = sorted(random.Random(0).sample(range(N_TINY), 100)) if some else None
-    path = write_eagle_head(tmp_path / "head.gguf", tiny_model, tokens=tokens, kind=kind)
-    with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        stats = check_texts(engine, METHODS, max_tokens=50)
-        layer = engine.resources.heads["eagle"].context.model.path
-        assert layer.exists()
-    assert not layer.parent.exists()  # a temporary file
-    assert stats["eagle-1"].n_drafted == 25 * stats["eagle-1"].n_steps
+    path = write(tmp_path / "hybrid.gguf")
+
+    def inputs(layers: tuple[int, ...], *chunks: int) -> Floats:
+        """(time, len(layers) * 32)"""
+        with Context(model, EXACT) as context:
+            return np.stack(list(decoded(context, layers, *chunks)))
+
+    with Model(path) as model:
+        together = inputs((0, 1, 2), 6)
+        embeddings = GGUFFile(path).tensor("token_embd.weight")[TOKENS]
+        np.testing.assert_array_equal(together[:, :32], embeddings)
+        np.testing.assert_array_equal(inputs((2,), 6), together[:, 64:])
+        for chunks in ((1,) * 6, (3, 1, 2)):
+            np.testing.assert_allclose(inputs((0, 1, 2), *chunks), together, atol=1e-4)
+    assert abs(together[:, 32:64] - together[:, 64:]).max() > 0.01
 
 
-def test_reading_states_of_a_prompt_changes_no_text(tmp_path: Path, tiny_model: Path) -> None:
-    """A reply, then a second turn, then the first prompt again."""
-    path = write_eagle_head(tmp_path / "head.gguf", tiny_model)
-    with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        first = engine.generate(PROMPT, method="eagle-2", max_tokens=20).run()
-        turn = engine.model.tokenize("a dog saw", add_special=False)
-        text = [*first.prompt, *first.token_ids, *turn]
-        second = engine.generate(text, method="eagle-2", max_tokens=20).run()
-        assert second.stats.n_reused >= len(first.prompt) + len(first.token_ids) - 2
-        # In the last two steps one token is left below the root, and none.
-        assert second.stats.n_drafted == 24 * 18 + 8
-        plain = engine.generate(text, method="ar", max_tokens=20).run()
-        assert second.token_ids == plain.token_ids
-        again = engine.generate(PROMPT, method="eagle-1", max_tokens=20).run()
-        assert again.token_ids == first.token_ids
+def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Model(target) as model, Context(model, EXACT) as context:
+        with pytest.raises(UnsupportedModel, match="need the input of layer 4, .* layers 0 to 3"):
+            context.want_layers((1, 4))
+        monkeypatch.setattr(private_api, "EXPOSES_LAYER_INPUTS", ("qwen3",))
+        with pytest.raises(UnsupportedModel, match="architecture llama, .* exposes those of qwen3"):
+            context.want_layers((1,))
+    other = write_recurrent_gguf(tmp_path / "other.gguf")
+    with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
+        model.check_layer_inputs((0,))
+
+
+# EAGLE-3's files
+
+# Written by llama.cpp's converter for a head of the Llama family.
+KEYS = {
+    *("general.architecture", "general.type", "general.name", "general.file_type"),
+    *("general.quantization_version", "eagle3.context_length", "eagle3.embedding_length"),
+    *("eagle3.block_count", "eagle3.feed_forward_length", "eagle3.vocab_size"),
+    *("eagle3.attention.head_count", "eagle3.attention.head_count_kv"),
+    *("eagle3.attention.layer_norm_rms_epsilon", "eagle3.rope.dimension_count"),
+    *("eagle3.rope.freq_base", "eagle3.target_layers", "eagle3.target_hidden_size"),
+    *("eagle3.norm_before_residual", "eagle3.norm_before_fc"),
+}
+
+
+def test_training_writes_the_same_file_layout_as_llama_cpps_converter(
+    tmp_path: Path, target: Path
+) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(target) as model:
+        info = HeadsInfo.of_target("eagle", model)
+    shape = SHAPE
+    tensors, tokens = eagle3_tensors(), np.array(DRAFTED, np.int32)
+    tensors["output.weight"] = matrix(len(DRAFTED), 32)
+    write_eagle3(path, info, shape, tensors, (1, 2, 3), GGUFFile(target), tokens, kind="f32")
+    file, converted = GGUFFile(path), GGUFFile(write_tiny_eagle3(tmp_path / "c", tokens=DRAFTED))
+    ours = {key for key in file.metadata if not key.startswith(("tokenizer.", "heads."))}
+    assert ours == KEYS
+    for key in ("eagle3.target_layers", "eagle3.target_hidden_size", "eagle3.vocab_size"):
+        assert file.metadata.get(key) == converted.metadata[key]
+    assert {name: tensor[:2] for name, tensor in file.tensors.items()} == {
+        name: tensor[:2] for name, tensor in converted.tensors.items()
+    }
+    assert file.raw("d2t").view(np.int64)[0].tolist() == list(DRAFTED)
+    with started(path, target, "eagle-3") as head:
+        features = np.random.default_rng(1).standard_normal((len(TEXT), 96)).astype(np.float32)
+        check_a_tree(head, features, Reference(path, target).after)
+
+
+def test_hunyuan_models_are_listed_under_the_names_in_their_files() -> None:
+    assert {"hunyuan-dense", "hunyuan_vl"} <= set(private_api.EXPOSES_LAYER_INPUTS) & set(
+        MODEL_ARCH_NAMES.values()
+    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from batching.cache import SequenceCache
-from batching.errors import InvalidParameter, ModelError, UnsupportedModel
+from batching.errors import InvalidParameter, ModelError
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
@@ -20,41 +22,27 @@ from speculation.engine import Engine
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.fake_target import prefill
 from tests.support.head_checks import load_heads
-from tests.support.mtp_gguf import (
+from tests.support.reference import rms_norm
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_heads import (
+    attached,
+    hybrid,
+    mtp,
     write_assistant_gguf,
     write_gemma_gguf,
     write_mtp_gguf,
     write_mtp_gguf_with_kv,
     write_mtp_header,
 )
-from tests.support.reference import rms_norm
-from tests.support.tiny_gguf import write_tiny_gguf
-
-METHODS = ("mtp", "mtp:p_min=0", "mtp:p_min=0,top_k=3", "mtp:window=0", "auto:sources=mtp")
 
 
-@pytest.fixture(scope="module", params=["hybrid", "kv", "attached"])
+@pytest.fixture(scope="module", params=[hybrid, mtp, attached])
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    folder, heads = tmp_path_factory.mktemp("models"), []
-    if request.param == "hybrid":
-        path = write_mtp_gguf(folder / "mtp.gguf")
-    elif request.param == "kv":
-        path = write_mtp_gguf_with_kv(folder / "mtp.gguf")
-    else:
-        path = write_gemma_gguf(folder / "gemma.gguf")
-        heads = [write_assistant_gguf(folder / "assistant.gguf", path)]
-    with Engine.load(path, EXACT, heads=heads) as made:
+    target, heads, _ = request.param(tmp_path_factory.mktemp("models"))
+    with Engine.load(target, EXACT, heads=heads) as made:
         yield made
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_do_not_change_the_text(engine: Engine, temperature: float) -> None:
-    sampling = endless(engine, temperature)
-    for prompt in (PROMPT, f"{PROMPT} an", "a"):
-        plain = same_texts(engine, prompt, *METHODS, sampling=sampling, max_tokens=60)[0]
-        assert len(plain.token_ids) == 60
 
 
 def test_most_drafts_of_an_accurate_layer_are_accepted(engine: Engine) -> None:
@@ -98,17 +86,6 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-def test_drafting_continues_in_the_next_turn(engine: Engine) -> None:
-    first = engine.generate(PROMPT, method="mtp", max_tokens=20).run()
-    text = [*first.prompt, *first.token_ids]
-    longer = [*text, 270, 271, 272]
-    plain = engine.generate(longer, method="ar", max_tokens=20).run()
-    engine.generate(text, method="mtp", max_tokens=5).run()
-    drafted = engine.generate(longer, method="mtp", max_tokens=20).run()
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.stats.n_accepted > 0
-
-
 def test_a_reply_is_not_decoded_again_for_the_layer(engine: Engine) -> None:
     text = [1, *range(20, 140)]
     for method in ("mtp", "ar", "mtp"):
@@ -119,16 +96,22 @@ def test_a_reply_is_not_decoded_again_for_the_layer(engine: Engine) -> None:
         assert n_reused == len(text) - 1 if is_hybrid else n_reused >= len(text) - 65
 
 
-def test_a_model_without_its_mtp_layers_works_like_any_other(tmp_path: Path) -> None:
-    path = write_mtp_gguf(tmp_path / "mtp.gguf")
-    with Engine.load(path, EXACT, mtp=False) as engine:
-        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
-        with pytest.raises(InvalidParameter, match="method mtp needs a model with multi-token"):
-            engine.generate(PROMPT, method="mtp").run()
-    missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
-    with Engine.load(missing, EXACT) as engine:  # its metadata declare a layer
+@pytest.mark.parametrize(
+    ("write", "settings"),
+    [
+        (write_mtp_gguf, {"mtp": False}),
+        (partial(write_mtp_gguf_with_kv, without=True), {}),  # its metadata declare a layer
+        (partial(write_mtp_gguf, n_mtp=2), {}),  # llama.cpp runs only one for Qwen 3.5
+    ],
+)
+def test_a_model_without_mtp_layers_that_can_run_works_like_any_other(
+    tmp_path: Path, write: Callable[[Path], Path], settings: dict[str, Any]
+) -> None:
+    with Engine.load(write(tmp_path / "m.gguf"), EXACT, **settings) as engine:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
+        with pytest.raises(InvalidParameter, match="method mtp needs a model with multi-token"):
+            engine.generate(PROMPT, method="mtp").run()
 
 
 def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None:
@@ -140,13 +123,6 @@ def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None
         found = engine.generate(PROMPT, method="mtp", max_tokens=40).run()
     assert found.token_ids == expected.token_ids
     assert found.stats.n_accepted > 15
-    other = write_mtp_gguf_with_kv(tmp_path / "other.gguf")
-    reason = (
-        "for a model with architecture qwen35, 3 layers, width 32 and 305 tokens, but 'tiny' has "
-        "architecture glm4moe, 3 layers"
-    )
-    with pytest.raises(ModelError, match=reason):
-        Engine.load(other, EXACT, heads=alone)
 
 
 def test_a_layer_alone_or_an_assistant_is_not_a_model_and_drafts_only_for_its_target(
@@ -154,20 +130,32 @@ def test_a_layer_alone_or_an_assistant_is_not_a_model_and_drafts_only_for_its_ta
 ) -> None:
     qwen, target = write_mtp_gguf(tmp_path / "mtp.gguf"), write_gemma_gguf(tmp_path / "gemma.gguf")
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    several = write_mtp_gguf(tmp_path / "several.gguf", alone=True, n_mtp=2)
     assistant = write_assistant_gguf(tmp_path / "assistant.gguf", target)
-    for file, model, settings in (
-        (alone, alone, {"mtp": False}),
-        (alone, alone, {"mtp": True}),
-        (alone, qwen, {"draft_model": alone}),
-        (assistant, assistant, {}),
-        (assistant, target, {"draft_model": assistant}),
-    ):
-        reason = f"{file.name} contains drafting heads, not a model"
+    no_model = "contains drafting heads, not a model"
+    refused: list[tuple[Path, dict[str, Any], str]] = [
+        (alone, {"mtp": False}, f"alone.gguf {no_model}"),
+        (alone, {"mtp": True}, f"alone.gguf {no_model}"),
+        (qwen, {"draft_model": alone}, f"alone.gguf {no_model}"),
+        (several, {}, f"several.gguf {no_model}"),
+        (qwen, {"heads": several}, r"several\.gguf contains .* cannot run"),
+        (assistant, {}, f"assistant.gguf {no_model}"),
+        (target, {"draft_model": assistant}, f"assistant.gguf {no_model}"),
+        (
+            qwen,
+            {"heads": assistant},
+            "of a gemma4 model of width 32, but 'tiny' has architecture qwen35 and width 32",
+        ),
+        (
+            write_mtp_gguf_with_kv(tmp_path / "other.gguf"),
+            {"heads": alone},
+            "for a model with architecture qwen35, 3 layers, width 32 and 305 tokens, but 'tiny' "
+            "has architecture glm4moe, 3 layers",
+        ),
+    ]
+    for model, settings, reason in refused:
         with pytest.raises(ModelError, match=reason):
             Engine.load(model, EXACT, **settings)
-    reason = r"of a gemma4 model of width 32, but 'tiny' has architecture qwen35 and width 32"
-    with pytest.raises(ModelError, match=reason):
-        Engine.load(qwen, EXACT, heads=assistant)
 
 
 def test_an_assistant_keeps_drafting_after_the_context_is_recreated(tmp_path: Path) -> None:
@@ -181,37 +169,27 @@ def test_an_assistant_keeps_drafting_after_the_context_is_recreated(tmp_path: Pa
     assert found[1].stats.n_accepted == found[3].stats.n_accepted > 20
 
 
-def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
-    path = write_mtp_gguf(tmp_path / "two.gguf", n_mtp=2)  # llama.cpp runs only one for Qwen 3.5
-    with Engine.load(path, EXACT) as engine:
-        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
-        assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
-    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True, n_mtp=2)
-    with pytest.raises(ModelError, match=r"alone\.gguf contains drafting heads, not a model"):
-        Engine.load(alone, EXACT)
-    with pytest.raises(UnsupportedModel, match=r"alone\.gguf contains .* cannot run"):
-        Engine.load(path, EXACT, heads=alone)
-
-
 @pytest.mark.parametrize(
-    ("architecture", "n_layers"),
-    [("glm5-next", 0), ("nemotron_h", 0), ("mimo2", 0), ("nemotron_h_moe", 1)],
+    ("write", "found"),
+    [
+        (write_mtp_gguf, MtpLayers(1, mtp_only=False)),
+        (partial(write_mtp_gguf, alone=True), MtpLayers(1, mtp_only=True)),
+        (partial(write_mtp_gguf_with_kv, without=True), MtpLayers(0, mtp_only=False)),
+        (write_tiny_gguf, MtpLayers(0, mtp_only=False)),
+        # Without a graph in llama.cpp, or without a tensor that it needs
+        (partial(write_mtp_header, architecture="glm5-next"), MtpLayers(0, mtp_only=False)),
+        (partial(write_mtp_header, architecture="nemotron_h"), MtpLayers(0, mtp_only=False)),
+        (partial(write_mtp_header, architecture="mimo2"), MtpLayers(0, mtp_only=False)),
+        (partial(write_mtp_header, architecture="nemotron_h_moe"), MtpLayers(1, mtp_only=False)),
+    ],
 )
-def test_layers_without_a_graph_are_ignored(
-    tmp_path: Path, architecture: str, n_layers: int
+def test_layers_that_llama_cpp_has_a_graph_for_are_found(
+    tmp_path: Path, write: Callable[[Path], Path], found: MtpLayers
 ) -> None:
-    path = write_mtp_header(tmp_path / "other.gguf", architecture)
-    assert find_mtp_layers(path) == MtpLayers(n_layers, mtp_only=False)
+    assert find_mtp_layers(write(tmp_path / "m.gguf")) == found
 
 
-def test_mtp_layers_are_found_in_whole_and_split_files(tmp_path: Path) -> None:
-    whole = write_mtp_gguf(tmp_path / "mtp.gguf")
-    assert find_mtp_layers(whole) == MtpLayers(1, mtp_only=False)
-    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
-    assert find_mtp_layers(alone) == MtpLayers(1, mtp_only=True)
-    missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
-    assert find_mtp_layers(missing) == MtpLayers(0, mtp_only=False)
-    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf")).n_layers == 0
+def test_the_layers_of_a_split_model_are_found_in_all_its_files(tmp_path: Path) -> None:
     write_mtp_gguf(tmp_path / "split.gguf", tensors_per_file=20)
     first, *others = sorted(tmp_path.glob("split-*.gguf"))
     assert find_mtp_layers(first) == MtpLayers(1, mtp_only=False)

@@ -86,19 +86,6 @@ def test_a_prediction_that_has_nothing_to_do_with_the_reply_soon_costs_nothing()
     assert len(tree) == 1
 
 
-def test_acceptance_follows_what_is_accepted() -> None:
-    drafter = Prediction(CopyParams(), BEFORE)
-    probs = []
-    for _ in range(40):
-        drafter.begin(PROMPT)
-        tree = TokenTree(PROMPT[-1])
-        drafter.draft(PROMPT, tree, DraftBudget(min_path_prob=0.01))
-        probs.append(tree.probs[1])
-        drafter.observe(Step(tree, ScriptedOutput(), [0], 200))
-        drafter.end([*PROMPT, 200])
-    assert probs[-1] < 0.65 * probs[0]
-
-
 def auto(prediction: list[int]) -> Auto:
     resources = Resources(lambda: Cost(CostCurve.linear(1.0, 0.003)))
     resources.prediction = tuple(prediction)

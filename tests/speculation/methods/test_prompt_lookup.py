@@ -86,10 +86,3 @@ def test_drafts_grow_while_accepted_and_shrink_when_rejected() -> None:
     novel = iter(range(1000, 2000))
     lengths = [draft_and_observe(lookup, text, [next(novel), passage[2 * i]]) for i in range(60)]
     assert lengths[-1] == 0
-
-
-def test_the_budget_is_honoured() -> None:
-    text = [*PASSAGE * 4, *PASSAGE[:3]]
-    for most in (5, 3, 1, 0):
-        for budget in (DraftBudget(max_depth=most), DraftBudget(max_nodes=most)):
-            assert len(drafted(text, budget._replace(min_path_prob=0.1), draft=8)) == most

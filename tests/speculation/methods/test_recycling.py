@@ -14,11 +14,11 @@ TABLE = {1: [(2, 0.95), (3, 0.05)], 2: [(4, 0.75), (5, 0.25)], 4: [(1, 0.95)], 3
 EXACT = Acceptance(by_probability(0.0, 1.0))  # a draft is worth the probability it was given
 
 
-def grown(budget: DraftBudget | None = None, **params: int) -> list[tuple[int, int]]:
+def grown(**params: int) -> list[tuple[int, int]]:
     """(parent, token) of the drafts below token 1."""
     tree = TokenTree(1)
     drafter = Recycling(RecyclingParams(**params), TABLE, EXACT)
-    drafter.draft([1], tree, budget or DraftBudget())
+    drafter.draft([1], tree, DraftBudget())
     return list(zip(tree.parents[1:], tree.tokens[1:], strict=True))
 
 
@@ -35,8 +35,3 @@ def test_the_likeliest_path_is_added_first_and_siblings_when_their_turn_comes() 
     assert grown(nodes=5, depth=9) == [(0, 2), (1, 4), (2, 1), (3, 2), (4, 4)]
     # With two levels: 2, 4, then 5 below 2 with 0.24, and 3 with 0.05.
     assert grown(nodes=5, depth=2) == [(0, 2), (1, 4), (1, 5), (0, 3), (4, 9)]
-
-
-def test_the_budget_limits_the_nodes_and_the_path_probability() -> None:
-    assert grown(DraftBudget(max_nodes=2), nodes=9, depth=9) == [(0, 2), (1, 4)]
-    assert grown(DraftBudget(min_path_prob=0.2), nodes=9, depth=2) == [(0, 2), (1, 4), (1, 5)]

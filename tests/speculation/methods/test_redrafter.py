@@ -1,32 +1,25 @@
-"""ReDrafter: the recurrent head, its beams, files, training and real decoding."""
+"""ReDrafter: the recurrent head, its beams and its training."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from batching.errors import InvalidParameter
-from batching.together import run
 from batching.tree import Floats, TokenTree
-from speculation.drafter import DraftBudget, Step
 from speculation.drafting.acceptance import Acceptance, of_probability
 from speculation.drafting.tree_growth import Growth
-from speculation.engine import Engine
+from speculation.heads.base import silu
 from speculation.heads.file import HeadsWeights
-from speculation.heads.redrafter import Beams, Level, ReDrafterHead
-from speculation.methods import parse_method
+from speculation.heads.redrafter import Beams, ReDrafterHead
 from speculation.methods.redrafter import ReDrafter, ReDrafterParams
-from tests.support.exact import EXACT
-from tests.support.fake_target import FakeOutput, fake_logits
-from tests.support.head_checks import check_that_a_gap_is_noticed, compared_texts, second_tree
+from tests.support.fake_methods import FakeReDrafterHead
+from tests.support.fake_target import N_VOCAB, fake_hidden
+from tests.support.head_checks import second_tree
 from tests.support.tiny_gguf import N_TINY
-from tests.support.tiny_heads import redrafter_weights, write_redrafter_head
+from tests.support.tiny_heads import matrix, redrafter_weights
 
 # The forward pass
 
@@ -59,81 +52,41 @@ def test_every_token_advances_the_state_that_is_mixed_with_the_targets() -> None
     np.testing.assert_allclose(below.logits(0), [0.73106, -0.69359, 0.03747], atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
-@pytest.mark.train
-def test_the_logits_are_those_of_the_papers_recurrence(tokens: list[int] | None) -> None:
-    torch = pytest.importorskip("torch")
-    w = redrafter_weights(n_blocks=2, tokens=tokens)
-    embeddings = np.random.default_rng(1).standard_normal((N_TINY, 32)).astype(np.float32)
+def test_beams_of_several_texts_advance_each_from_its_own_state() -> None:
+    w = redrafter_weights(n_blocks=2, tokens=[3, 300, 17, 5, 270])
+    embeddings, t = matrix(N_TINY, 32), w.tensors
     hidden = np.random.default_rng(2).standard_normal(32).astype(np.float32)
 
-    def linear(weight: Floats, bias: Floats | None) -> object:
-        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-        layer.weight.data = torch.from_numpy(weight)
-        if bias is not None:
-            layer.bias.data = torch.from_numpy(bias)
-        return layer
-
-    t = w.tensors
-    weight = np.concatenate([t["token.weight"], t["recurrent.weight"]], axis=1)
-    cell = linear(weight, t["recurrent.bias"])
-    mixing = linear(t["mixing.weight"], t["mixing.bias"])
-    blocks = [linear(t[f"block.{i}.weight"], t[f"block.{i}.bias"]) for i in range(2)]
-    silu = torch.nn.SiLU()
-
-    def reference(path: Sequence[int]) -> Floats:
+    def expected(*path: int) -> Floats:
         """The logits after a path, by the paper's recurrence from its beginning."""
-        h, state = torch.from_numpy(hidden), torch.zeros(32)
+        state = np.zeros(32, np.float32)
         for token in path:
-            state = silu(cell(torch.cat([torch.from_numpy(embeddings[token]), state])))  # type: ignore[operator]
-        u = silu(mixing(torch.cat([state, h])))  # type: ignore[operator]
-        for block in blocks:
-            u = u + silu(block(u))  # type: ignore[operator]
-        z = h + torch.from_numpy(t["projection.weight"]) @ u
-        return (torch.from_numpy(w.output) @ z).detach().numpy()
+            inner = t["token.weight"] @ embeddings[token] + t["recurrent.weight"] @ state
+            state = silu(inner + t["recurrent.bias"])
+        u = silu(t["mixing.weight"] @ np.concatenate([state, hidden]) + t["mixing.bias"])
+        for i in range(2):
+            u = u + silu(t[f"block.{i}.weight"] @ u + t[f"block.{i}.bias"])
+        return w.output @ (hidden + t["projection.weight"] @ u)
 
-    def look_up(ids: Sequence[int]) -> Floats:
-        return embeddings[list(ids)]
-
-    head = ReDrafterHead(w, look_up)
-    start = Beams(hidden, [7], None)
-    root, other = head.advance([start, Beams(hidden + 1, [8, 2], None)])
-    np.testing.assert_allclose(root.logits(0), reference([7]), atol=2e-4)
+    head = ReDrafterHead(w, lambda tokens: embeddings[list(tokens)])
+    root, other = head.advance([Beams(hidden, [7], None), Beams(hidden + 1, [8, 2], None)])
+    np.testing.assert_allclose(root.logits(0), expected(7), atol=2e-4)
     # Another text beside it changes nothing.
     _, level = head.advance([other.below([1], [5]), root.below([0, 0], [3, 9])])
-    np.testing.assert_allclose(level.logits(0), reference([7, 3]), atol=2e-4)
-    np.testing.assert_allclose(level.logits(1), reference([7, 9]), atol=2e-4)
+    for row, path in enumerate([(7, 3), (7, 9)]):
+        np.testing.assert_allclose(level.logits(row), expected(*path), atol=2e-4)
     (level,) = head.advance([level.below([1, 0, 1], [4, 5, 6])])
-    np.testing.assert_allclose(level.logits(0), reference([7, 9, 4]), atol=2e-4)
-    np.testing.assert_allclose(level.logits(1), reference([7, 3, 5]), atol=2e-4)
-    np.testing.assert_allclose(level.logits(2), reference([7, 9, 6]), atol=2e-4)
+    for row, path3 in enumerate([(7, 9, 4), (7, 3, 5), (7, 9, 6)]):
+        np.testing.assert_allclose(level.logits(row), expected(*path3), atol=2e-4)
 
 
 # The beams
 
 
-class FakeHead(ReDrafterHead):
-    """Logits of six tokens that depend only on the path since the text's last token."""
-
-    tokens = None
-
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-
-    def after(self, path: Sequence[int]) -> Floats:
-        return np.random.default_rng([self._seed, *path]).normal(0, 2, 6).astype(np.float32)
-
-    def advance(self, parts: Sequence[Beams]) -> list[Level]:
-        return [self._advance(*part) for part in parts]
-
-    def _advance(self, hidden: Floats, tokens: Sequence[int], above: Any) -> Level:
-        paths = np.empty(len(tokens), object)  # the state: the path from the root
-        for i, token in enumerate(tokens):
-            paths[i] = (token,) if above is None else (*above[i], token)
-        return Level(np.stack([self.after(path) for path in paths]), paths, hidden)
+HIDDEN = fake_hidden((1, 2, 3))  # which second_tree drafts from
 
 
-def drafted(params: ReDrafterParams, head: FakeHead, floor: float = 0.0) -> TokenTree:
+def drafted(params: ReDrafterParams, head: FakeReDrafterHead, floor: float = 0.0) -> TokenTree:
     """The tree of the second step of a text, whose last token is 5."""
     return second_tree(ReDrafter(params, head), 5, floor)
 
@@ -146,15 +99,15 @@ def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
     return set(paths[1:])
 
 
-def beams(head: FakeHead, n_beams: int, length: int) -> list[tuple[int, ...]]:
+def beams(head: FakeReDrafterHead, n_beams: int, length: int) -> list[tuple[int, ...]]:
     """Plain beam search: of all continuations of all beams the best are kept."""
     kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for _ in range(length):
         found = []
         for score, path in kept:
-            logits = head.after((5, *path)).astype(np.float64)
+            logits = head.after(HIDDEN, (5, *path)).astype(np.float64)
             log_probs = logits - np.log(np.exp(logits).sum())
-            found += [(score + log_probs[token], (*path, token)) for token in range(6)]
+            found += [(score + log_probs[token], (*path, token)) for token in range(N_VOCAB)]
         kept = sorted(found, reverse=True)[:n_beams]
     return [path for _, path in kept]
 
@@ -162,7 +115,7 @@ def beams(head: FakeHead, n_beams: int, length: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(("n_beams", "length"), [(1, 4), (2, 3), (3, 3), (4, 4)])
 def test_the_tree_merges_the_common_prefixes_of_the_beams(n_beams: int, length: int) -> None:
     for seed in range(5):
-        head = FakeHead(seed)
+        head = FakeReDrafterHead(seed)
         tree = drafted(ReDrafterParams(beams=n_beams, length=length), head)
         expected = beams(head, n_beams, length)
         assert paths_of(tree) == {path[: i + 1] for path in expected for i in range(length)}
@@ -180,8 +133,8 @@ def test_the_top_beams_include_their_whole_paths() -> None:
 
 
 def test_a_least_path_probability_selects_exactly_the_paths_above_it() -> None:
-    head = FakeHead()
-    tree = drafted(ReDrafterParams(beams=6, length=2), head, floor=0.1)
+    head = FakeReDrafterHead()
+    tree = drafted(ReDrafterParams(beams=12, length=2), head, floor=0.1)
     reached: dict[tuple[int, ...], float] = {(): 1.0}
     paths: list[tuple[int, ...]] = [()]
     for parent, token, prob in zip(tree.parents[1:], tree.tokens[1:], tree.probs[1:], strict=True):
@@ -190,67 +143,13 @@ def test_a_least_path_probability_selects_exactly_the_paths_above_it() -> None:
     assert len(tree) > 1
     assert min(reached.values()) >= 0.1
     acceptance = Acceptance()  # before anything is learnt
-    for path in product(range(6), repeat=2):
+    for path in product(range(N_VOCAB), repeat=2):
         likely = 1.0
         for i, token in enumerate(path):
-            logits = head.after((5, *path[:i]))
+            logits = head.after(HIDDEN, (5, *path[:i]))
             prob = float(np.exp(logits[token] - logits.max()) / np.exp(logits - logits.max()).sum())
             likely *= acceptance.prob(of_probability(prob))
         assert (path in reached) == (likely >= 0.1)
-
-
-def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
-    head = FakeHead()
-    acceptance = Acceptance()
-    drafter = ReDrafter(ReDrafterParams(beams=1, length=1), head, acceptance=acceptance)
-    logits = head.after((5,))
-    cell = of_probability(float(1 / np.exp(logits - logits.max()).sum()))
-    before = acceptance.prob(cell)
-    state = FakeOutput([(1, 2, 3), (5,)], [True, True], fake_logits, True)
-    drafter.begin([1, 2, 3])
-    run(drafter.draft([1, 2, 3], TokenTree(3), DraftBudget()))
-    drafter.observe(Step(TokenTree(3), state, [0], 5))
-    tree = TokenTree(5)
-    run(drafter.draft([1, 2, 3, 5], tree, DraftBudget()))
-    drafter.observe(Step(tree, state, [0, 1], 4))
-    assert acceptance.prob(cell) > before
-
-
-def test_a_state_from_another_position_is_not_used() -> None:
-    check_that_a_gap_is_noticed(ReDrafter(ReDrafterParams(), FakeHead()))
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("redrafter:beams=0", "beams is 0"),
-        ("redrafter:length=33", "length is 33"),
-        ("redrafter:beams=64,length=32", "may be 2048 nodes; the limit is 255"),
-    ],
-)
-def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message):
-        parse_method(method)
-
-
-# Real decoding
-
-METHODS = ("redrafter", "redrafter:beams=1,length=2", "auto:sources=redrafter")
-
-
-@pytest.mark.parametrize("n_drafted", [N_TINY, 100])
-def test_any_head_gives_the_text_of_plain_decoding(
-    tmp_path: Path, tiny_model: Path, n_drafted: int
-) -> None:
-    words = None if n_drafted == N_TINY else random.Random(0).sample(range(N_TINY), n_drafted)
-    weights = redrafter_weights(tokens=words)
-    path = write_redrafter_head(tmp_path / "head.gguf", tiny_model, weights)
-    with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
-            is_held = plain.request.sampling.has_structure  # then drafts are dropped
-            if method == METHODS[1] and plain.finish_reason == "length" and not is_held:
-                # Not in the first step; in the last two one token is left, and none.
-                assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
 
 
 # Training

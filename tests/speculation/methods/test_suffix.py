@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from batching.tree import TokenTree
-from speculation.drafter import DraftBudget, PlainSteps, Step
+from speculation.drafter import DraftBudget, PlainSteps
 from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.methods.suffix import PRIORS, Suffix, SuffixParams
-from tests.support.fake_target import FakeOutput, fake_logits
 
 ALONE = DraftBudget()
 IN_MEMORY = len(PRIORS) // 2  # the first cell of a draft from the memory
@@ -101,18 +100,6 @@ def test_a_chain_has_no_branches() -> None:
     drafter = Suffix(SuffixParams(branches=2), memory)
     assert len(drafted(drafter, [1, 2, 3, 4], TREES)) == 3
     assert drafted(drafter, [1, 2, 3, 4], TREES._replace(chain_only=True)).is_chain
-
-
-def test_acceptance_follows_what_is_accepted() -> None:
-    acceptance = Acceptance(PRIORS)
-    drafter = Suffix(SuffixParams(), remembered([1, 2, 3, 4, 50]), acceptance)
-    before = drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1]
-    for _ in range(40):
-        tree = drafted(drafter, [9, 1, 2, 3, 4], TREES)
-        output = FakeOutput([(4,)], [True], fake_logits)
-        drafter.observe(Step(tree, output, [0], 60))
-        drafter.end([])
-    assert drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1] < 0.7 * before
 
 
 def test_it_promises_more_the_longer_the_match_and_less_if_that_is_in_the_memory() -> None:

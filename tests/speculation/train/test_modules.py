@@ -21,9 +21,8 @@ from speculation.train.states import States
 from speculation.train.texts import Sample
 from tests.speculation.methods.test_eagle import reference
 from tests.support.reference import layer, rms_norm
-from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_heads import SHAPE, eagle_tensors
+from tests.support.tiny_heads import SHAPE, eagle3_tensors, eagle_tensors
 from tests.support.train_data import collected, lines, train
 
 torch = pytest.importorskip("torch")
