@@ -101,18 +101,19 @@ def measure_cost(
     n_past: int = NEAR,
     budget_seconds: float = 1.0,
     progress: Callable[[int], None] | None = None,
+    n_read: int = NEAR,
 ) -> CostCurve:
     """``measure_curve`` on ``context`` after ``n_past`` tokens, all rows with output as in a tree.
 
     The context must be empty, and is empty afterwards. Leaves out sizes that do not fit it or that
-    it cannot roll back. With limited rewind, measures at the start of the context. Only the first
-    128 tokens are decoded; the others are copies of them, since their content does not matter.
+    it cannot roll back. With limited rewind, measures at the start of the context. Tokens after the
+    first ``n_read`` are copies of them.
     """
     max_rows = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
     sizes = [size for size in sizes if size <= max_rows]
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     try:
-        n_past = fill(context, n_past, NEAR)
+        n_past = fill(context, n_past, n_read)
         decode = partial(decode_seconds, context, n_past=n_past, outputs=True)
         return measure_curve(decode, sizes, budget_seconds, progress)
     finally:
@@ -134,11 +135,11 @@ def measure(
     progress: Callable[[int], None] | None = None,
     sizes: Sequence[int] = SIZES,
 ) -> Cost:
-    """Measure the cost near the start of the context and, if the budget allows, far along.
+    """Measure the cost near the start of the context and, if the context can be copied, far along.
 
-    A large model exceeds the budget, because the required sizes are always measured. A small one is
-    measured again, up to three times, if other programs take processors from it: an interruption
-    may take longer than many decodes.
+    A large model exceeds the budget, because the required sizes are always measured, once in each
+    place. A small one is measured again, up to three times, if other programs take processors from
+    it: an interruption may take longer than many decodes.
     """
     near: list[CostCurve] = []
     far: list[CostCurve] = []
@@ -146,10 +147,10 @@ def measure(
         cpu, start = process_time(), perf_counter()
         n_past = affordable_text(context, NEAR, budget_seconds / 6)
         near.append(measure_cost(context, sizes, n_past, budget_seconds / 2, progress))
-        left = budget_seconds - (perf_counter() - start)
-        if left > 0 and context.can_repeat and FAR + SIZES[-1] < context.n_ctx:
+        left = max(0.0, budget_seconds - (perf_counter() - start))
+        if context.can_repeat and FAR + SIZES[-1] < context.n_ctx:
             with suppress(ContextError):  # no copies
-                far.append(measure_cost(context, _FAR_SIZES, FAR, left, progress))
+                far.append(measure_cost(context, _FAR_SIZES, FAR, left, progress, n_past))
         seconds = perf_counter() - start
         had = (process_time() - cpu) / seconds / context.n_threads
         is_on_gpu = context.model.n_host_layers < context.model.n_layer

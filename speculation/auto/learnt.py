@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from batching.replacing import replacing
 from speculation.drafting.cost import SIZES, Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
-_VERSION = 18  # of the contents; older files are ignored
+_VERSION = 19  # of the contents; older files are ignored
 _MOST = 100.0  # no log-odds, tokens or seconds are more
 _LEAST_SECONDS = 1e-8
 log = logging.getLogger(__name__)
@@ -48,25 +49,19 @@ def load(path: Path) -> dict[str, Any]:
 def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict[str, Any]) -> None:
     """Keep the cost and the ``states`` under ``key``, with those under other keys in ``earlier``.
 
-    A rough cost is not kept: the next run measures it. Write errors,
-    such as a full disk, are ignored.
+    A rough cost is not kept: the next run measures it. A full disk is ignored.
     """
     learnt: dict[str, Any] = {"states": {**_dict(earlier, "states"), key: states}}
     if not cost.is_rough:
-        learnt["cost"] = {
-            "near": asdict(cost.near),
-            "far": cost.far and asdict(cost.far),
-        }
+        learnt["cost"] = {"near": asdict(cost.near), "far": cost.far and asdict(cost.far)}
     _write(path, learnt)
 
 
 def _write(path: Path, learnt: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(json.dumps(learnt).encode())
-    except OSError:
-        return
 
 
 def states(learnt: dict[str, Any], key: str) -> dict[str, Any]:
@@ -141,10 +136,7 @@ def save_settings(path: Path, found: Settings) -> None:
 
 
 def equal_rows(model: Model, params: ContextParams) -> int:
-    """How many rows have the bits of single rows: as saved, else measured.
-
-    Only one row: then drafts are computed one by one, so they gain nothing.
-    """
+    """How many rows have the bits of single rows: as saved, else measured. With 1, no draft gains."""
     path = _file(model, ("rows", params.n_threads, params.kv_type, one_kernel()))
     found = load(path).get("rows")
     if type(found) is not int or not 1 <= found <= params.n_batch:

@@ -143,10 +143,9 @@ class Prices(NamedTuple):
 class Cost:
     """The cost of decoding with one model on one machine, at any place of the context.
 
-    Attention adds to a batch's cost in proportion to the tokens before it. Real steps correct the
-    curve.
+    Attention adds in proportion to the tokens before a batch, on a CPU for each of its rows: far
+    along, rows are dear. Real steps correct both parts.
 
-    growth     share by which a decode's cost grows with each token before it
     level      real time of single rows over that measured, in this run
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     overhead   average seconds of a step besides decoding and drafting, for each text
@@ -169,11 +168,13 @@ class Cost:
     def set(self, near: CostCurve, far: CostCurve | None, *, is_rough: bool) -> None:
         """Take other curves, as for a new one."""
         self._sizes, self._seconds, self._switch = near.sizes, [*near.seconds], near.switch_seconds
-        self.is_rough, self.level, self.growth = is_rough, 1.0, 0.0
+        self.is_rough, self.level = is_rough, 1.0
         self.is_checked = not is_rough
+        self._attention = [0.0] * len(near.sizes)  # seconds for each token before, by size
         if far is not None:
-            shares = [s / near.at(n) - 1.0 for n, s in zip(far.sizes, far.seconds, strict=True)]
-            self.growth = max(0.0, sum(shares) / len(shares)) / (FAR - NEAR)
+            pairs = zip(far.sizes, far.seconds, strict=True)
+            added = [max(1e-9, each - near.at(n)) / (FAR - NEAR) for n, each in pairs]
+            self._attention = [CostCurve(far.sizes, added).at(n) for n in near.sizes]
         self._curves: dict[int, CostCurve] = {}  # by place of the context
 
     @property
@@ -184,17 +185,20 @@ class Cost:
     @property
     def far(self) -> CostCurve | None:
         """The curve after FAR tokens, if it differs."""
-        return self.near.scaled(1.0 + self.growth * (FAR - NEAR)) if self.growth else None
+        return self._after(FAR) if any(self._attention) else None
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
         place = n_past // _SPAN
         if place not in self._curves:
-            self._curves[place] = self.near.scaled(self._factor(place))
+            self._curves[place] = self._after((place + 0.5) * _SPAN).scaled(self.level)
         return self._curves[place]
 
-    def _factor(self, place: int) -> float:
-        return self.level * (1.0 + self.growth * ((place + 0.5) * _SPAN - NEAR))
+    def _after(self, n_past: float) -> CostCurve:
+        """The curve after ``n_past`` tokens, at level 1."""
+        parts = zip(self._seconds, self._attention, strict=True)
+        seconds = [each + (n_past - NEAR) * attention for each, attention in parts]
+        return CostCurve(self._sizes, seconds, self._switch)
 
     def prices(self, n_past: int, n_texts: int = 1) -> Prices:
         """The prices of a step with ``n_texts``, whose rows attend to ``n_past`` tokens."""
@@ -209,8 +213,7 @@ class Cost:
         return self._read.value or self.curve(0).at(SIZES[-1]) / SIZES[-1]
 
     def has_read(self, n_rows: int, seconds: float) -> None:
-        """Learn from a batch that only read prompts. What was measured at first may be far off, for
-        example while other programs took the processors."""
+        """Learn from a batch that only read prompts."""
         self._read.add(seconds / n_rows)
 
     def begin(self) -> None:
@@ -227,11 +230,10 @@ class Cost:
 
         Single rows set the level, for example when the machine slows down; those of a rough cost at
         once, since all may have been ten times as slow when it was measured. Other sizes correct
-        the level most and their own cost a little: single rows undo what is not the level's, and
-        a text that has none still corrects it. The first two batches after another size do not
-        count where a switch takes long, except in a run of steps, less the switch: caches are cold,
-        and graphs are built. An interrupted batch counts at most twice its expected time. Curves
-        change every 64 calls, since rebuilding them is too slow for every step.
+        the level most and their own cost a little. The first two batches after another size do not
+        count where a switch takes long, except in a run of steps: caches are cold, and graphs are
+        built. An interrupted batch counts at most twice its expected time. Curves change every 64
+        calls, since rebuilding them is too slow for every step.
         """
         changes = n_rows != self.last_rows
         self.decoded(n_rows, n_steps)
@@ -240,8 +242,10 @@ class Cost:
             return
         if changes:
             seconds -= self.level * self._switch / n_steps
-        measured = float(np.interp(n_rows, self._sizes, self._seconds))
-        expected = self._factor(n_past // _SPAN) * measured
+        weights = float(np.interp(n_rows, self._sizes, self._seconds))
+        per_token = float(np.interp(n_rows, self._sizes, self._attention))
+        attention = max(0, n_past - NEAR) * per_token
+        expected = self.level * (weights + attention)
         if n_rows == 1 and not self.is_checked and self._n_same >= _CHECKED:
             self.is_checked = True
             self.level *= seconds / expected
@@ -252,7 +256,9 @@ class Cost:
             self.level *= factor
         else:
             self.level *= factor ** (1.0 - _OWN)
-            self._seconds[bisect_left(self._sizes, n_rows)] *= factor**_OWN
+            size, share = bisect_left(self._sizes, n_rows), attention / (weights + attention)
+            self._seconds[size] *= factor ** (_OWN * (1.0 - share))
+            self._attention[size] *= factor ** (_OWN * share)
         self._n_followed += 1
         if self._n_followed % 64 == 0:
             self._curves.clear()
