@@ -136,7 +136,7 @@ def save_settings(path: Path, found: Settings) -> None:
 
 
 def equal_rows(model: Model, params: ContextParams) -> int:
-    """How many rows have the bits of single rows: as saved, else measured. With 1, no draft gains."""
+    """How many rows agree with single rows: as saved, else measured; with 1, no draft pays."""
     path = _file(model, ("rows", params.n_threads, params.kv_type, one_kernel()))
     found = load(path).get("rows")
     if type(found) is not int or not 1 <= found <= params.n_batch:
