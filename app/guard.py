@@ -17,10 +17,11 @@ from collections.abc import Collection, Iterable, Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.answers import as_json
 from app.api.errors import error_body_for
 from app.hosts import WILDCARDS, address_of, is_loopback, name_of
 
@@ -77,10 +78,6 @@ class Names:
         if is_loopback(name) or name in self._names or _matches(name, self._allowed):
             return True
         return self._any_address and address_of(name) is not None
-
-    def is_own_origin(self, origin: str, host: str) -> bool:
-        """Whether an ``Origin`` header is this page's, requested with the header ``Host: host``."""
-        return origin.partition("://")[2].lower() == host.lower()
 
     def allow_origin(self, origin: str, is_endpoint: bool) -> bool:
         """Whether an ``Origin`` is one of the further names, or of this machine if the request is
@@ -178,7 +175,7 @@ class Guard:
         if scope["method"] == "OPTIONS":
             return
         if origin is not None and not (
-            self._names.is_own_origin(origin, host)
+            origin.partition("://")[2].lower() == host.lower()
             or self._names.allow_origin(origin, self._is_endpoint(path))
         ):
             raise HTTPException(
@@ -234,7 +231,7 @@ class Guard:
         status, why, headers = refused.status_code, refused.detail, refused.headers
         if self._is_page(path):
             return PlainTextResponse(f"{why}\n", status, headers)
-        return JSONResponse(error_body_for(path, why, status), status, headers)
+        return as_json(error_body_for(path, why, status), status, headers)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """The body of a request, chunked or not.

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from app.api.answers import as_json_in_thread
 from app.api.body import Call
 from app.api.errors import ApiError
-from app.api.json_text import as_json
 from app.api.replies import answer
 from app.api.requests import JsonPrompt, Prompt, prompts_of
 from app.api.sampling import Posted
@@ -52,7 +52,9 @@ async def embed(asked: EmbeddingRequest, http: Request, service: Engine) -> Resp
     short = _shortened(vectors, asked.dimensions)
     counts = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
     head = {"object": "list", "model": name, "usage": counts}
-    return await as_json(lambda: {**head, "data": [*_written(short, asked.encoding_format)]})
+    return await as_json_in_thread(
+        lambda: {**head, "data": [*_written(short, asked.encoding_format)]}
+    )
 
 
 def _shortened(

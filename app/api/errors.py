@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from reprlib import Repr
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
+from app.api.answers import as_json
 from app.worker.messages import Failed
 
 _TYPES = {
@@ -70,10 +71,7 @@ def unsupported(field: str, why: str) -> ApiError:
 
 def error_body(message: str, status: int, **facts: Any) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error")
-    told = {"message": message, "type": kind, "param": None, "code": status, **facts}
-    for name in ("message", "param"):  # a half of a character, which JSON may have, cannot be sent
-        told[name] = told[name] and told[name].encode("utf-8", "replace").decode()
-    return {"error": told}
+    return {"error": {"message": message, "type": kind, "param": None, "code": status, **facts}}
 
 
 _ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # its paths …
@@ -100,23 +98,21 @@ def error_body_for(path: str, message: str, status: int, **facts: Any) -> dict[s
 def handle_errors(app: FastAPI) -> None:
     """Let ``app`` answer every error in the form of the API that was asked."""
 
-    def answer(http: Request, message: str, status: int, **facts: Any) -> JSONResponse:
-        return JSONResponse(error_body_for(http.url.path, message, status, **facts), status)
+    def answer(http: Request, message: str, status: int, **facts: Any) -> Response:
+        return as_json(error_body_for(http.url.path, message, status, **facts), status)
 
     @app.exception_handler(ApiError)
-    async def refused(http: Request, error: ApiError) -> JSONResponse:
+    async def refused(http: Request, error: ApiError) -> Response:
         return answer(http, error.message, error.status, **error.facts)
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(ValidationError)  # of a request in another API's words
-    async def invalid(
-        http: Request, error: RequestValidationError | ValidationError
-    ) -> JSONResponse:
+    async def invalid(http: Request, error: RequestValidationError | ValidationError) -> Response:
         message, param = _worded(error)
         return answer(http, message, 400, param=param)
 
     @app.exception_handler(HTTPException)
-    async def failed(http: Request, error: HTTPException) -> JSONResponse:
+    async def failed(http: Request, error: HTTPException) -> Response:
         path, message, headers = http.url.path, str(error.detail), error.headers
         if error.status_code == 404:
             why = f"This server has no address {path!r:.100}."
@@ -129,8 +125,19 @@ def handle_errors(app: FastAPI) -> None:
         return found
 
     @app.exception_handler(Exception)
-    async def unexpected(http: Request, error: Exception) -> JSONResponse:
+    async def unexpected(http: Request, error: Exception) -> Response:
         return answer(http, f"unexpected {type(error).__name__}: {error}", 500)
+
+
+def answer_errors(app: FastAPI, statuses: Mapping[type[Exception], int]) -> None:
+    """Let ``app`` answer these errors, each with its own words and a status."""
+
+    async def answer(http: Request, error: Exception) -> Response:
+        status = next(statuses[kind] for kind in type(error).mro() if kind in statuses)
+        return as_json(error_body(str(error), status), status)
+
+    for kind in statuses:
+        app.add_exception_handler(kind, answer)
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:

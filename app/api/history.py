@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from app.api.answers import dumps
 from app.api.errors import ApiError
-from app.api.json_text import dumps
 
 MOST_BYTES = 64 * 2**20  # of responses and their conversations
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field, model_validator
 
+from app.api.answers import as_json_in_thread, finite
 from app.api.body import Call
-from app.api.errors import ApiError, error_body
+from app.api.errors import ApiError
 from app.api.facts import Gathered, native_probs, timings
-from app.api.json_text import as_json, finite
 from app.api.replies import answer
 from app.api.reply import Chunk, Reply
 from app.api.requests import MOST_TOKENS, ChatCompletion, Completion
@@ -57,16 +57,13 @@ class Detokenization(Posted):
 
 @router.get("/health")
 @router.get("/v1/health")
-async def health(service: Engine) -> Response:
-    try:
-        if not service.is_asleep:
-            service.model()
-    except ApiError as error:
-        return JSONResponse(error_body(error.message, 503), 503)
+async def health(service: Engine) -> dict[str, Any]:
+    if not service.is_asleep:
+        service.model()
     status = service.backend.status()
     if status.is_down:
-        return JSONResponse(error_body(status.error or "the model is being loaded", 503), 503)
-    return JSONResponse({"status": "ok"})
+        raise ApiError(status.error or "the model is being loaded", 503)
+    return {"status": "ok"}
 
 
 @router.get("/v1/models")
@@ -144,7 +141,7 @@ async def tokenize(asked: Tokenization, http: Request, service: Engine) -> Respo
         return {"id": token, "piece": _piece(piece)} if asked.with_pieces else token
 
     # Not by FastAPI, which looks at each item of a list, for seconds.
-    return await as_json(lambda: {"tokens": [told(*one) for one in found]})
+    return await as_json_in_thread(lambda: {"tokens": [told(*one) for one in found]})
 
 
 @router.post("/detokenize")

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -35,6 +34,7 @@ from app.worker.messages import (
 T = TypeVar("T")
 
 CLIENT_GONE = 499  # as nginx calls it; nobody reads it
+PING_SECONDS = 2.0  # in which a stream says something, or clients and proxies give it up
 HEADERS_SECONDS = 1.0  # that a stream's headers wait for an error, which has a status of its own
 
 
@@ -63,9 +63,10 @@ class Replies:
         self._seconds = seconds
         self._at_a_time = at_a_time
         self._started: list[Events] = []
-        self._came: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
-        self._timer: asyncio.TimerHandle | None = None
+        self._came: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()
+        self._seen: list[tuple[int, Event | None]] = []  # by ``start``, and not given out yet
+        self._heard = 0.0  # when the last event came
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_closed = False
         self._ended: set[int] = set()  # choices that a limit has ended
 
@@ -82,7 +83,8 @@ class Replies:
         )
         # ``wait_for`` would do, but before Python 3.12 it loses a cancellation now and then.
         later, put = asyncio.get_running_loop().call_later, self._came.put_nowait
-        self._timer = later(self._seconds, put, (0, late))
+        self._timers["late"] = later(self._seconds, put, (0, late))
+        self._tick()
         enough = later(HEADERS_SECONDS, put, (0, Waiting(0)))
         try:
             for _ in range(self._at_a_time):
@@ -95,16 +97,20 @@ class Replies:
         finally:
             enough.cancel()
 
-    async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """The events of all choices as they come, with the choice's number. ``close`` stops them.
+    async def events(self) -> AsyncIterator[tuple[int, Event | None]]:
+        """The events of all choices as they come, with the choice's number, and None whenever none
+        has come for PING_SECONDS. ``close`` stops them.
 
         Raises ApiError if one fails, or if they take too long.
         """
-        if self._timer is None:
+        if not self._timers:
             await self.start()
         n_left = len(self.requests)
         while n_left:
             number, event = self._seen.pop(0) if self._seen else await self._next()
+            if event is None:
+                yield number, None
+                continue
             if isinstance(event, Tokens):
                 event = self._limited(number, event)
             self.choices[number].take(event)
@@ -130,8 +136,8 @@ class Replies:
     def close(self) -> None:
         """Stop the requests. Idempotent."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         for events in self._started:
             events.close()
 
@@ -140,18 +146,26 @@ class Replies:
         if number < len(self.requests) and not self._is_closed:
             events = self._backend.reply(self._call.asked(self.requests[number]))
             self._started.append(events)
-            events.hand_over(partial(self._take, number))
+            put = self._came.put_nowait
+            events.hand_over(lambda event: put((number, event)))
 
-    def _take(self, number: int, event: Event) -> None:
-        self._came.put_nowait((number, event))
-        if isinstance(event, Done):
-            self._start_next()
+    def _tick(self) -> None:
+        """Tell whoever waits when nothing has come for a while."""
+        loop = asyncio.get_running_loop()
+        if self._heard and loop.time() >= self._heard + PING_SECONDS:
+            self._came.put_nowait((0, None))
+            self._heard = loop.time()
+        due = (self._heard or loop.time()) + PING_SECONDS
+        self._timers["silent"] = loop.call_at(due, self._tick)
 
-    async def _next(self) -> tuple[int, Event]:
+    async def _next(self) -> tuple[int, Event | None]:
         number, event = await self._came.get()
+        self._heard = asyncio.get_running_loop().time()
         if isinstance(event, Failed):
             self._call.failed = event.kind
             raise ApiError.of(event)
+        if isinstance(event, Done):
+            self._start_next()
         return number, event
 
 
@@ -174,17 +188,13 @@ def _cut(tokens: Tokens, n: int) -> Tokens:
 
 async def last_event(events: Events) -> Event:
     """The last event of a request to the engine."""
-    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-
-    def take(event: Event) -> None:
-        if isinstance(event, LAST) and not found.done():
-            found.set_result(event)
-
     try:
-        events.hand_over(take)
-        return await found
+        async for event in events:
+            if isinstance(event, LAST):
+                return event
     finally:
         events.close()
+    raise AssertionError("it has no last event")
 
 
 async def answer(backend: Backend, question: Question) -> Answer:

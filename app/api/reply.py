@@ -11,18 +11,16 @@ from uuid import uuid4
 
 from fastapi.responses import Response
 
+from app.api.answers import PING, EventStream, as_json_in_thread, dumps, encoded
 from app.api.errors import ApiError, error_body
 from app.api.facts import Gathered, Shown, timings
-from app.api.json_text import as_json, dumps
 from app.api.sampling import Sampling
 from app.api.service import Service
-from app.api.sse import PING, EventStream, with_pings
 from app.worker.messages import ChatRequest, Done, Event, Opening, Tokens
 from speculation.chat.reply_parser import CallStart, Content, Delta, Reasoning, ReplyParser
 
 Asked = TypeVar("Asked", bound=Sampling)
 
-PING_SECONDS = 2.0
 Chunk = Mapping[str, Any] | str
 
 
@@ -52,22 +50,24 @@ class Reply(ABC, Generic[Asked]):
         events."""
         if self.asked.stream:
             await self.replies.start()
-            ping = self._written({"type": "ping"}) if self.has_names else PING
-            chunks = with_pings(self._chunks(), PING_SECONDS, ping)
-            return EventStream(chunks, on_end=self.replies.close)
+            return EventStream(self._chunks(), on_end=self.replies.close)
         try:
             async for number, event in self.replies.events():
-                for _ in self.take(number, event, self.replies.choices[number]):
-                    pass
+                if event is not None:
+                    for _ in self.take(number, event, self.replies.choices[number]):
+                        pass
         finally:
             self.replies.close()
-        return await as_json(self.whole)
+        return await as_json_in_thread(self.whole)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         try:
             for chunk in self.start():
                 yield self._written(chunk)
             async for number, event in self.replies.events():
+                if event is None:
+                    yield self._written({"type": "ping"}) if self.has_names else PING
+                    continue
                 for chunk in self.take(number, event, self.replies.choices[number]):
                     yield self._written(chunk)
             for chunk in self.end():
@@ -84,7 +84,7 @@ class Reply(ABC, Generic[Asked]):
         data = f"data: {chunk if isinstance(chunk, str) else dumps(chunk)}\n\n"
         if self.has_names and "type" in chunk:  # not an error that nobody expected
             data = f"event: {chunk['type']}\n{data}"  # type: ignore[index]
-        return data.encode()
+        return encoded(data)
 
     def start(self) -> Iterable[Chunk]:
         return ()

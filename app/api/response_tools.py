@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from app.api.answers import dumps
 from app.api.errors import ApiError, unsupported
-from app.api.json_text import dumps
 from app.api.requests import MOST_LISTED, Choice, ToolChoice
 from app.api.sampling import Posted, Tagged
 

@@ -9,14 +9,14 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import AliasChoices, BeforeValidator, Field, PrivateAttr, model_validator
 
+from app.api.answers import as_json
 from app.api.body import Call
 from app.api.errors import ApiError, unsupported
 from app.api.facts import Gathered, Shown, timings, token_logprobs
 from app.api.history import History
-from app.api.json_text import finite
 from app.api.reply import Block, Chunk, Conversation, new_id
 from app.api.requests import (
     MOST_LISTED,
@@ -200,7 +200,7 @@ async def count(asked: ResponsesRequest, http: Request, service: Engine) -> dict
 
 @router.get("/v1/responses/{id_}")
 async def retrieve(id_: str, http: Request, service: Engine) -> Response:
-    return JSONResponse(finite(service.history.get(id_, memory_of(http)).response))
+    return as_json(service.history.get(id_, memory_of(http)).response)
 
 
 @router.delete("/v1/responses/{id_}")

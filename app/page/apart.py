@@ -14,7 +14,6 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from io import BytesIO
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -33,10 +32,10 @@ class Apart:
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(PLACES)
 
-    async def read(self, reader: Callable[[bytes], Iterator[T]], data: bytes) -> Iterator[T]:
+    async def read(self, reader: Callable[[bytes], Iterator[T]], data: bytes) -> list[T]:
         """What a module's function yields for a file. If this is cancelled, its process is killed.
 
-        The iterator raises Unreadable.
+        Raises Unreadable.
         """
         async with self._places:
             process = await asyncio.create_subprocess_exec(
@@ -55,38 +54,33 @@ class Apart:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        return _parts(made if process.returncode == 0 else b"")
-
-
-def _parts(made: bytes) -> Iterator[Any]:
-    source = BytesIO(made)
-    with suppress(EOFError, pickle.UnpicklingError):
-        while found := pickle.load(source):
-            part, error = found
-            if error:
-                raise Unreadable(error)
-            yield part
-        return
-    raise Unreadable("that takes too much time or memory")  # and its process was ended
+        found, why = [], "that takes too much time or memory"  # and its process was ended
+        if process.returncode == 0:
+            with suppress(EOFError, pickle.UnpicklingError):
+                found, why = pickle.loads(made)
+        if why:
+            raise Unreadable(why)
+        return found
 
 
 def main() -> None:
-    """Write what the function yields, each with None; then why it failed, or None."""
+    """Write what the function yields, and why it failed, or nothing."""
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS), int(SECONDS)))
     module, function = sys.argv[1:]
-    out, sys.stdout, last = sys.stdout.buffer, sys.stderr, None  # what is printed is no answer
+    out, sys.stdout = sys.stdout.buffer, sys.stderr  # what is printed is no answer
+    found: list[Any] = []
+    why = ""
     try:
-        for part in getattr(import_module(module), function)(sys.stdin.buffer.read()):
-            pickle.dump((part, None), out)
+        found += getattr(import_module(module), function)(sys.stdin.buffer.read())
     except MemoryError:
         raise
     except Exception as error:  # readers raise almost anything over a damaged file
-        last = None, str(error) or type(error).__name__
-    pickle.dump(last, out)
+        why = str(error) or type(error).__name__
+    out.write(pickle.dumps((found, why)))
     out.flush()
 
 

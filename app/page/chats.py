@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from app.api.errors import ApiError
 from app.mcp.servers import Servers
+from app.page.apart import Apart
 from app.page.feed import Feed
 from app.page.jobs import Job, Jobs
 from app.page.owners import STRANGER
@@ -23,6 +24,7 @@ from app.page.race import Races
 from app.page.reply import Reply, ToolCall
 from app.page.settings import How, Settings, read_settings, varied
 from app.page.speeds import Speeds
+from app.page.status import StatusNews
 from app.page.titles import Titles
 from app.page.tools import Answer, Tools
 from app.page.turns import reply_fields, turn_json, while_shown
@@ -71,6 +73,7 @@ class Chats:
         self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds, self.tools)
         self.races = Races(backend, self.feed)
         self._titles = Titles(backend)
+        self.news, self.apart = StatusNews(backend, self.feed), Apart()
         self._incognito: set[str] = set()
 
     def close(self) -> None:
@@ -85,6 +88,10 @@ class Chats:
 
     def store_of_turn(self, turn: int) -> Store:
         return self._fleeting if turn >= FIRST_INCOGNITO else self.kept
+
+    def settings(self, values: Mapping[str, Any]) -> Settings:
+        """What settings mean for the loaded model. Raises ApiError."""
+        return read_settings(values, self.backend.methods(), self.backend.status().facts.sampling)
 
     # Chats
 
@@ -107,15 +114,14 @@ class Chats:
 
     async def new(self, owner: str, settings: Mapping[str, Any], *, incognito: bool) -> Json:
         store = self._fleeting if incognito else self.kept
-        chat = await store.transaction(lambda: store.new_chat(owner, settings))
+        chat = await store.transaction(lambda store: store.new_chat(owner, settings))
         if incognito:
             self._incognito.add(chat.id)
         return self.tell(chat)
 
     async def change(self, chat: str, change: Callable[[Store], Chat]) -> Json:
         """Change a chat, but not its turns, and tell of it."""
-        store = self.store_of(chat)
-        return self.tell(await store.transaction(lambda: change(store)))
+        return self.tell(await self.store_of(chat).transaction(change))
 
     async def delete(self, owner: str, chat: str) -> None:
         """Delete a chat, and stop its reply."""
@@ -123,8 +129,7 @@ class Chats:
         self.jobs.stop(self.jobs.running(chat))
 
     async def duplicate(self, owner: str, chat: str, turn: int) -> Json:
-        store = self.store_of(chat)
-        copy = await store.transaction(lambda: store.duplicate(chat, owner, turn))
+        copy = await self.store_of(chat).transaction(lambda s: s.duplicate(chat, owner, turn))
         if chat in self._incognito:
             self._incognito.add(copy.id)
         return self.tell(copy)
@@ -134,7 +139,7 @@ class Chats:
 
         def fit(one: Found) -> Found:
             try:
-                read_settings(one.chat.settings, self.backend.methods())
+                self.settings(one.chat.settings)
             except ApiError:
                 return replace(one, chat=replace(one.chat, settings={}))
             return one
@@ -143,13 +148,13 @@ class Chats:
 
     async def open(self, owner: str, chat: str, before: int | None, limit: int) -> Json:
         """A chat with its last turns before one of them. Events up to ``seq`` are in it."""
-        store, seq, live = self.store_of(chat), self.feed.seq, self.jobs.shown(chat)
+        seq, live = self.feed.seq, self.jobs.shown(chat)
 
-        def read() -> tuple[Chat, Branch]:
+        def read(store: Store) -> tuple[Chat, Branch]:
             path = store.path(chat, owner, before=before, limit=limit)
             return store.chat(chat, owner), path
 
-        found, path = await store.transaction(read)
+        found, path = await self.store_of(chat).transaction(read)
         return {
             "chat": self.as_json(found),
             "turns": await as_json(path, live),
@@ -160,8 +165,7 @@ class Chats:
     # Branches
 
     async def turn(self, owner: str, turn: int) -> Turn:
-        store = self.store_of_turn(turn)
-        return await store.transaction(lambda: store.turn(turn, owner))
+        return await self.store_of_turn(turn).transaction(lambda store: store.turn(turn, owner))
 
     async def choose(self, owner: str, turn: int) -> Json:
         """Show the branch of a turn."""
@@ -177,20 +181,20 @@ class Chats:
     async def restore_turn(self, owner: str, turn: int) -> Json:
         """Undo the deletion of a turn."""
         store = self.store_of_turn(turn)
-        chat = await store.transaction(lambda: store.restore_turn(turn, owner))
+        chat = await store.transaction(lambda store: store.restore_turn(turn, owner))
         return await self._branch(owner, await self.turn(owner, turn), lambda _: chat)
 
     async def _branch(self, owner: str, turn: Turn, change: Callable[[Store], Chat]) -> Json:
         """Change which branch of a chat is shown, from one of a turn's siblings on."""
-        chat, after, store = turn.chat, turn.parent, self.store_of(turn.chat)
+        chat, after = turn.chat, turn.parent
         live = self.jobs.shown(chat)
 
-        def read() -> tuple[Chat, Branch]:
+        def read(store: Store) -> tuple[Chat, Branch]:
             found, path = change(store), store.path(chat, owner)
             ids = [turn.id for turn, _ in path]
             return found, path[ids.index(after) + 1 if after in ids else 0 :][-MOST_TURNS:]
 
-        found, path = await store.transaction(read)
+        found, path = await self.store_of(chat).transaction(read)
         first = path[0][0].parent if path else after
         told = {
             "chat": chat,
@@ -226,10 +230,13 @@ class Chats:
         if message is None:
             raise ApiError("this text answers no message, so there is no other reply")
 
-        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
-            return _new_reply(store, store.turn(message, ask.owner), ask, settings)
+        return await self._reply_to(ask, found.chat, message, how)
 
-        return await self._begin(ask, found.chat, begun, how=how)
+    async def _reply_to(self, ask: Ask, chat: str, turn: int, how: How | None = None) -> Json:
+        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
+            return _new_reply(store, store.turn(turn, ask.owner), ask, settings)
+
+        return await self._begin(ask, chat, begun, how=how)
 
     async def edit(
         self, ask: Ask, turn: int, text: str, files: Sequence[Mapping[str, Any]] | None
@@ -271,7 +278,7 @@ class Chats:
         chat = (await self.turn(ask.owner, turn)).chat
         store = self.store_of(chat)
 
-        def read() -> tuple[Chat, Turn]:
+        def read(store: Store) -> tuple[Chat, Turn]:
             return store.chat(chat, ask.owner), store.turn(turn, ask.owner)
 
         with self.jobs.reserved(chat):
@@ -280,7 +287,7 @@ class Chats:
             call = reply.calls[number] if number < len(reply.calls) else None
             if call is None or not call.waits or found.leaf != turn:
                 raise ApiError("this call does not wait for an answer any more", 409)
-            tools = read_settings(found.settings, self.backend.methods()).tools
+            tools = self.settings(found.settings).tools
             if answer != "never":
                 self._check_trust(ask)
                 if call.tool in tools.get(call.server, (call.tool,)):
@@ -307,15 +314,14 @@ class Chats:
     ) -> Json:
         """Start the job of a reply that ``begun`` adds to the chat; the last ``n_new`` turns of its
         path are new. The settings become the chat's, but for ``how`` another reply differs."""
-        store, owner = self.store_of(chat), ask.owner
+        owner = ask.owner
 
-        def prepare() -> tuple[Job, Branch, Chat]:
+        def prepare(store: Store) -> tuple[Job, Branch, Chat]:
             kept = store.chat(chat, owner).settings
             given = kept if ask.settings is None else ask.settings
-            methods, usual = self.backend.methods(), self.backend.status().facts.sampling
-            settings = read_settings(given, methods, usual)
+            settings = self.settings(given)
             if how is not None:
-                settings = read_settings(varied(given, how, settings), methods, usual)
+                settings = self.settings(varied(given, how, settings))
             if settings.tools:
                 self._check_trust(ask)
             if given != kept:
@@ -343,7 +349,7 @@ class Chats:
             return job, path[-n_new:], store.chat(chat, owner)
 
         with self.jobs.reserved(chat):
-            job, path, found = await store.transaction(prepare)
+            job, path, found = await self.store_of(chat).transaction(prepare)
             await while_shown(lambda: job.shown.update(job.reply))
             turns = await as_json(path, {job.turn: job.as_json()})
             after = turns[0]["parent"]
@@ -369,27 +375,18 @@ class Chats:
             record=True,
         )
 
-    async def _go_on(self, job: Job) -> None:
-        """Begin the reply to the results of calls."""
-        ask = Ask(job.owner)
-
-        def begun(store: Store, settings: Settings) -> tuple[int, Reply]:
-            return _new_reply(store, store.turn(job.turn, job.owner), ask, settings)
-
-        await self._begin(ask, job.chat, begun)
-
     # Races
 
     async def race_turn(self, ask: Ask, turn: int, methods: tuple[str, str], rounds: int) -> str:
         """Start a race on the message of a turn; returns its id."""
         found = await self.turn(ask.owner, turn)
-        chat, store = found.chat, self.store_of(found.chat)
+        chat = found.chat
 
-        def read() -> tuple[Chat, list[Turn]]:
+        def read(store: Store) -> tuple[Chat, list[Turn]]:
             path = store.path(chat, ask.owner, leaf=turn)
             return store.chat(chat, ask.owner), [one for one, _ in path]
 
-        kept, turns = await store.transaction(read)
+        kept, turns = await self.store_of(chat).transaction(read)
         while turns and turns[-1].role != "user":
             turns.pop()
         if not turns:
@@ -412,9 +409,7 @@ class Chats:
 
         def settings(method: str) -> Settings:
             parameters = given.get("parameters") if method == own else None
-            changed = {**given, "method": method, "parameters": parameters}
-            usual = self.backend.status().facts.sampling
-            return read_settings(changed, self.backend.methods(), usual)
+            return self.settings({**given, "method": method, "parameters": parameters})
 
         first, second = map(settings, methods)
         prompt = prompt_of(turns, first.system)
@@ -425,12 +420,12 @@ class Chats:
         states = {call.state for call in job.reply.calls}
         if states and not job.is_stopped and states.isdisjoint(("asked", "running")):
             try:
-                await self._go_on(job)
+                await self._reply_to(Ask(job.owner), job.chat, job.turn)
                 return
             except (ApiError, StoreError) as error:
                 job.reply.error = str(error)
         try:
-            chat = await job.store.transaction(lambda: job.store.chat(job.chat, job.owner))
+            chat = await job.store.transaction(lambda store: store.chat(job.chat, job.owner))
         except StoreError:  # it was deleted meanwhile
             return
         self.tell(chat)
@@ -439,8 +434,8 @@ class Chats:
 
     async def _take_title(self, job: Job, title: str) -> None:
         with suppress(StoreError):
-            store = job.store
-            await self.change(job.chat, lambda _: store.suggest_title(job.chat, job.owner, title))
+            given = job.chat, job.owner, title
+            await self.change(job.chat, lambda store: store.suggest_title(*given))
 
 
 def _rounds(path: Sequence[Turn]) -> list[list[ToolCall]]:

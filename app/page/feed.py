@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from app.api.json_text import dumps
+from app.api.answers import PING, dumps, encoded
 
+PING_SECONDS = 15.0
 MOST_BYTES = 4 * 2**20  # of the events that are kept
 
 
@@ -23,11 +24,6 @@ class Sent:
     id: int
     owner: str | None
     text: bytes
-
-
-def encoded(text: str) -> bytes:
-    """The text in UTF-8. A browser may send half of a character, which has no form in it."""
-    return text.encode("utf-8", "replace")
 
 
 class Feed:
@@ -55,13 +51,17 @@ class Feed:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def events(self, owner: str, after: int | None) -> AsyncIterator[bytes]:
-        """This owner's events after one of them; None: the new ones.
+    async def events(
+        self, owner: str, after: int | None, quiet: float = PING_SECONDS
+    ) -> AsyncIterator[bytes]:
+        """This owner's events after one of them; None: the new ones. A ping when none comes for
+        ``quiet`` seconds.
 
         A reader may be as slow as it likes: nothing is kept for it. What it missed is a ``reset``.
         """
-        last = self.seq if after is None else after
+        last, now = self.seq if after is None else after, asyncio.get_running_loop().time
         yield b": open\n\n"
+        said = now()
         while True:
             if not self._dropped <= last <= self.seq:
                 last = self.seq
@@ -70,10 +70,18 @@ class Feed:
                 last = found.id
                 if found.owner is None or found.owner == owner:
                     yield found.text
+                    said = now()
                 if last < self._dropped:
                     break
             else:
-                await self._news.wait()
+                waiting = asyncio.ensure_future(self._news.wait())
+                try:
+                    is_quiet = not (await asyncio.wait([waiting], timeout=said + quiet - now()))[0]
+                finally:
+                    waiting.cancel()
+                if is_quiet:
+                    yield PING
+                    said = now()
 
     def _next(self, last: int) -> Sent | None:
         """The first event that is kept and comes after ``last``. Ids have no gaps."""

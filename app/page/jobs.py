@@ -98,12 +98,10 @@ class Job:
         elif self.events is not None:
             self.events.close()
 
-    def take(self, event: Event | Exception | None) -> None:
+    def take(self, event: Event) -> None:
         """Update the reply; the event may be the last one."""
         if self.is_over:
             return
-        if event is None or isinstance(event, Exception):
-            event = Failed(str(event or "The reply ended without a result."))
         self.call.take(event)
         if isinstance(event, Steps):
             for record in event.records:
@@ -191,20 +189,18 @@ class Jobs:
         self._loop, job.call = asyncio.get_running_loop(), current_call()
         if not job.call.choices:  # else it goes on, after calls of tools
             job.call.writes(self._backend.status().model, job.owner, "chat")
-        if not job.tools:
-            self._ask(job)
+        if job.request is not None and not job.tools:
+            self._ask(job, job.request)
         self._jobs[job.chat] = job
         task = asyncio.ensure_future(self._run(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _ask(self, job: Job) -> None:
-        if job.request is None:
-            return
+    def _ask(self, job: Job, request: ChatRequest) -> None:
         try:
-            if job.request.memory is None:  # of an incognito chat
+            if request.memory is None:  # of an incognito chat
                 job.call.texts = None
-            job.events = self._backend.reply(job.call.asked(job.request))
+            job.events = self._backend.reply(job.call.asked(request))
         except Exception as error:  # the turn is there already, and says why it has no text
             log.exception("a reply could not be asked for")
             job.events = failed(f"Unexpected {type(error).__name__}: {error}", "error")
@@ -272,7 +268,7 @@ class Jobs:
             return
         job.request = replace(job.request, tools=tuple(tool.as_function() for tool in tools))
         job.reply.tools = tools
-        self._ask(job)
+        self._ask(job, job.request)
 
     async def _call(self, job: Job) -> None:
         """Make the calls that are allowed, one after the other."""
@@ -328,7 +324,7 @@ class Jobs:
         await self._save_at_last(job)
         if kept_steps and not self._is_closed:
             with suppress(StoreError):  # the text is kept, and that is what counts
-                await job.store.transaction(lambda: job.store.save_steps(job.turn, kept_steps))
+                await job.store.transaction(lambda store: store.save_steps(job.turn, kept_steps))
 
     async def _save_at_last(self, job: Job) -> None:
         while not (await self._save(job, "done") or self._is_closed):
@@ -361,7 +357,7 @@ class Jobs:
             job.has_unsaved, trouble = False, ""
             kept = job.reply.text, job.reply.as_json(), state
             try:
-                await job.store.transaction(lambda: job.store.save_reply(job.turn, *kept))
+                await job.store.transaction(lambda store: store.save_reply(job.turn, *kept))
             except NoSuchChat:
                 log.warning("turn %d was deleted while it was written", job.turn)
             except StoreError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
+from app.api.answers import as_json
 from app.api.body import Limited
 from app.api.errors import ApiError
 from app.page.chats import Chats
-from app.page.owners import is_trusted
+from app.page.owners import Owner, Trusted, is_trusted, owner_of, require_trusted
 from app.page.places import Places, browse
-from app.page.routes import Owner, as_json, owner_of, require_trusted
 from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
 from batching.gguf.splits import part_names
@@ -51,12 +51,17 @@ KvType = Literal["f32", "f16", "q8_0", "q5_1", "q4_0"]
 NCtx = Field(ge=0, lt=2**31)
 
 
-class Load(BaseModel):
-    """What to load. ``draft_model`` and ``heads`` may be ``paired``, as models.txt has them."""
+# Without quotes, which Windows puts around copied paths.
+Name = Annotated[str, AfterValidator(lambda name: name.strip().strip('"'))]
 
-    model: str = Field(min_length=1)
-    draft_model: str | None = None
-    heads: list[str] = Field(default_factory=list)
+
+class Load(BaseModel):
+    """What to load; None: as the server was started. ``draft_model`` and ``heads`` may be
+    ``paired``, as models.txt has them."""
+
+    model: Annotated[Name, Field(min_length=1)]
+    draft_model: Name | None = None
+    heads: list[Name] = Field(default_factory=list)
     n_ctx: Annotated[int, NCtx] = 0
     kv_type: KvType | None = None
     exact: bool | None = None
@@ -91,7 +96,7 @@ class ModelList:
 
     def __init__(self, chats: Chats, spec: ModelSpec) -> None:
         """``spec`` is how the server was started; loads keep what they do not say."""
-        self._backend, self._speeds = chats.backend, chats.speeds
+        self._backend, self._feed, self._speeds = chats.backend, chats.feed, chats.speeds
         self._spec = spec
         self.places = Places(Path(chats.kept.database.path).with_suffix(".models.json"))
 
@@ -100,16 +105,14 @@ class ModelList:
     def entries(self, *, trusted: bool = False) -> dict[str, ModelEntry]:
         """All models that can be loaded by name, and the loaded one by the name it was given; for
         those who are ``trusted``, also those that are elsewhere on this machine."""
-        try:
-            found = known_models() | models_in_part()
-        except RegistryError as error:
-            raise ApiError(str(error), 500) from error
+        found = known_models() | models_in_part()
         if trusted:
             found = self.places.entries() | found
         status = self._backend.status()
         if status.model is not None and (name := status.model.spec.model) not in found:
-            file = Path(status.facts.path).resolve()
-            same = next((one for one in found.values() if _file(one) == file), entry_of(name))
+            file, files = Path(status.facts.path).resolve(), _here(found)
+            own = [found[one] for one, (path, _) in files.items() if path.resolve() == file]
+            same = own[0] if own else entry_of(name)
             found.pop(same.name, None)
             found = {name: replace(same, name=name), **found}
         return found
@@ -124,10 +127,14 @@ class ModelList:
                 raise ApiError(f"there is no model {name!r:.200}", 404, param="name") from None
         return found
 
-    def look(self, on_news: Callable[[], object]) -> None:
+    def look(self) -> None:
         """Search for models in a thread, also beside the loaded one."""
-        loaded = self._backend.status().facts.path
-        self.places.look(self._local, [Path(loaded).parent] if loaded else [], on_news)
+        loaded, loop = self._backend.status().facts.path, asyncio.get_running_loop()
+        beside = [Path(loaded).parent] if loaded else []
+        self.places.look(self._local, beside, lambda: loop.call_soon_threadsafe(self.tell))
+
+    def tell(self) -> None:
+        self._feed.publish(None, "models", {"changed": True})
 
     def _local(self) -> list[ModelEntry]:
         """All but what was found by a search."""
@@ -264,36 +271,22 @@ class ModelList:
     def are_here(self, asked: Load) -> bool:
         """Whether a load takes only models of the list that are on this machine."""
         known = self.entries()  # not those that only the trusted see
-        names = {_typed(one) for one in (asked.model, asked.draft_model or "", *asked.heads)}
+        names = {asked.model, asked.draft_model or "", *asked.heads}
         return all(name in known and is_local(known[name]) for name in names - {"", PAIRED})
 
     def load(self, asked: Load) -> None:
         """Begin to load, with a download if that is needed. It goes on whether or not a page shows
         it, and the loaded model with it until the new one's files are here."""
-        model = _typed(asked.model)
-        if model not in self.entries(trusted=True):
-            self.places.change("recent", model)
-        wanted = replace(
-            self._spec,
-            model=model,
-            draft_model=_typed(asked.draft_model or "") or None,
-            heads=tuple(_typed(one) for one in asked.heads),
-            n_ctx=asked.n_ctx,
-            kv_type=asked.kv_type or self._spec.kv_type,
-            exact=self._spec.exact if asked.exact is None else asked.exact,
-            n_threads=asked.n_threads or self._spec.n_threads,
-            n_gpu_layers=(
-                self._spec.n_gpu_layers if asked.n_gpu_layers is None else asked.n_gpu_layers
-            ),
-            chat_template=self._spec.chat_template if model == self._spec.model else None,
-        )
-        self.cancel()
+        if asked.model not in self.entries(trusted=True):
+            self.places.change("recent", asked.model)
+        given = asked.model_dump(exclude_none=True)
+        given |= {"draft_model": asked.draft_model or None, "heads": tuple(asked.heads)}
+        if asked.model != self._spec.model:
+            given["chat_template"] = None
+        wanted = replace(self._spec, **given)
+        self._backend.stop(LOAD)
         events = self._backend.load(wanted, LOAD)
         Thread(target=lambda: list(events), name="load", daemon=True).start()
-
-    def cancel(self) -> None:
-        """Stop the load that a page began, if any."""
-        self._backend.stop(LOAD)
 
     def delete(self, name: str) -> int:
         """Delete a model's file; returns the bytes that this frees."""
@@ -321,39 +314,32 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
         prefix="/page/models", route_class=Limited, tags=["page"], dependencies=[Depends(owner_of)]
     )
 
-    def look() -> None:
-        loop = asyncio.get_running_loop()
-        models.look(lambda: loop.call_soon_threadsafe(tell))
-
-    def tell() -> None:
-        chats.feed.publish(None, "models", {"changed": True})
-
     @router.get("")
     async def list_models(http: Request, owner: Owner, wanted: Asked) -> Response:
-        look()
+        models.look()
         trusted = is_trusted(http, owner)
         return as_json(await asyncio.to_thread(models.as_json, wanted, trusted=trusted))
 
     @router.get("/draft")
     async def offer_draft(http: Request, owner: Owner) -> Response:
-        look()
+        models.look()
         return as_json(await asyncio.to_thread(models.offer, trusted=is_trusted(http, owner)))
 
-    @router.get("/browse", dependencies=[Depends(require_trusted)])
+    @router.get("/browse", dependencies=[Trusted])
     async def list_folder(folder: str = "") -> Response:
         return as_json(await asyncio.to_thread(browse, folder))
 
-    @router.post("/kept", dependencies=[Depends(require_trusted)])
+    @router.post("/kept", dependencies=[Trusted])
     async def keep(
         kind: Annotated[Literal["recent", "folders"], Body()],
         value: Annotated[str, Body(min_length=1, max_length=4096)],
         keeps: Annotated[bool, Body()] = True,
     ) -> Response:
         await asyncio.to_thread(models.places.change, kind, value, keeps=keeps)
-        tell()
+        models.tell()
         return as_json({})
 
-    @router.get("/hub", dependencies=[Depends(require_trusted)])
+    @router.get("/hub", dependencies=[Trusted])
     async def list_hub(repo: str, wanted: Asked) -> Response:
         return as_json(await asyncio.to_thread(models.hub, repo, wanted))
 
@@ -366,7 +352,7 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
 
     @router.delete("/load")
     async def cancel() -> Response:
-        models.cancel()
+        chats.backend.stop(LOAD)  # if a page began one
         return as_json({})
 
     @router.delete("/files")
@@ -380,7 +366,7 @@ def add_routes(app: FastAPI, chats: Chats, spec: ModelSpec) -> None:
                 403,
             )
         freed = await asyncio.to_thread(models.delete, name)
-        tell()
+        models.tell()
         return as_json({"freed": freed})
 
     app.include_router(router)
@@ -394,14 +380,6 @@ def _here(entries: Mapping[str, ModelEntry]) -> dict[str, tuple[Path, int]]:
             if path := model_path(entry):
                 found[name] = path, path.stat().st_size
     return dict(sorted(found.items(), key=lambda one: one[1][1]))
-
-
-def _file(entry: ModelEntry) -> Path | None:
-    """The entry's file on this machine without links; None if it is not here, or not whole."""
-    with suppress(SpeculationError, OSError):
-        path = model_path(entry)
-        return None if path is None else path.resolve()
-    return None
 
 
 def _hint(entry: ModelEntry) -> str:
@@ -419,8 +397,3 @@ def _beside(entry: ModelEntry, wanted: Wanted) -> str:
         return ""
     needed = need(describe(path), wanted)
     return f"Its draft model needs {in_words(needed.total - PROCESS)} more."
-
-
-def _typed(name: str) -> str:
-    """A typed name or path without quotes, which Windows puts around copied paths."""
-    return name.strip().strip('"')

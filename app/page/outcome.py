@@ -90,7 +90,7 @@ def outcome(
     why = why_slow(done, records, ratio)
     return Outcome(
         ". ".join(filter(None, [_sentence(done, _counts(records, message, files), ratio), why])),
-        (*_figures(done, records, plain_step, n_left_out), *_drawn(sampling)),
+        tuple(_figures(done, records, plain_step, n_left_out, sampling)),
     )
 
 
@@ -191,7 +191,11 @@ def last_token(record: StepRecord, before: str) -> str:
 
 
 def _figures(
-    done: Done, records: Sequence[StepRecord], plain_step: str, n_left_out: int
+    done: Done,
+    records: Sequence[StepRecord],
+    plain_step: str,
+    n_left_out: int,
+    sampling: Mapping[str, Any],
 ) -> list[tuple[str, str]]:
     found = []
     if speed(done):
@@ -226,14 +230,9 @@ def _figures(
         found.append(("Left out", f"{n_left_out} turn{'' if n_left_out == 1 else 's'}"))
     if done.finish_reason in _ENDS:
         found.append(("End", _ENDS[done.finish_reason]))
+    if heat := sampling.get("temperature"):  # else each token was the most likely one
+        found.append(("Sampling", f"temperature {heat:g}, seed {sampling['seed']}"))
     return found
-
-
-def _drawn(sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """With what the tokens were drawn; nothing if each was the most likely one."""
-    if not (heat := sampling.get("temperature")):
-        return []
-    return [("Sampling", f"temperature {heat:g}, seed {sampling['seed']}")]
 
 
 def _speed(tokens_per_second: float) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Annotated
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 
 from app.api.errors import ApiError
 from app.api.service import memory_of
@@ -61,6 +62,23 @@ def is_trusted(http: Request, owner: str) -> bool:
     """Whether this is no stranger: somebody without a key, on another machine, where others than
     one person can use the server."""
     return not owner or bool(memory_of(http)) or is_from_here(http)
+
+
+def owner_of(http: Request) -> str:
+    owners: Owners = http.app.state.owners
+    return owners.of(http)
+
+
+Owner = Annotated[str, Depends(owner_of)]
+
+
+def require_trusted(http: Request, owner: Owner) -> None:
+    """Raise ApiError (403) for a stranger."""
+    if not is_trusted(http, owner):
+        raise ApiError(STRANGER, 403)
+
+
+Trusted = Depends(require_trusted)  # of a route that is not for strangers
 
 
 def _hash(text: str) -> str:

@@ -16,11 +16,9 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from app.api.errors import ApiError
+from app.page.kept import KeptFile
 from batching.errors import SpeculationError
-from batching.replacing import replacing
 from speculation.registry import ModelEntry
 from speculation.registry.found import (
     MOST_FOUND,
@@ -47,9 +45,6 @@ class _Kept:
     folders: list[str] = field(default_factory=list)
 
 
-_KEPT = TypeAdapter(_Kept)
-
-
 class Places:
     """May be used by several threads.
 
@@ -58,7 +53,7 @@ class Places:
 
     def __init__(self, file: Path) -> None:
         """``file`` keeps the paths and the folders."""
-        self._file, self._lock = file, Lock()
+        self._file, self._lock = KeptFile(file, _Kept), Lock()
         self._found: dict[str, ModelEntry] = {}
         self._looked = -LOOK_SECONDS
         self._is_looking = False
@@ -66,10 +61,7 @@ class Places:
         self.vocabularies: dict[Path, Vocabulary] = {}
 
     def kept(self) -> _Kept:
-        try:
-            return _KEPT.validate_json(self._file.read_bytes())
-        except (OSError, ValueError):  # there is none
-            return _Kept()
+        return self._file.read()
 
     def change(self, name: str, value: str, *, keeps: bool = True) -> None:
         """Add a value in front of ``recent`` or ``folders``, or remove it."""
@@ -78,12 +70,7 @@ class Places:
             others = [one for one in getattr(kept, name) if one != value]
             setattr(kept, name, ([value] if keeps else []) + others[: _MOST_RECENT - 1])
             self._looked = -LOOK_SECONDS
-            try:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(self._file, private=True) as file:
-                    file.write(_KEPT.dump_json(kept))
-            except OSError as error:
-                log.warning("cannot keep the list of models: %s", error)
+            self._file.write(kept)
 
     def entries(self) -> dict[str, ModelEntry]:
         """What was loaded before, then what was found."""

@@ -54,10 +54,8 @@ def prompt_of(path: Sequence[Turn], system: str = "") -> Prompt:
 
     Without reasoning, and without earlier messages that got no reply.
     """
-    system = system.strip()
-    messages: list[Mapping[str, Any]] = []
-    if system:
-        messages.append({"role": "system", "content": system})
+    told = system.strip()
+    messages: list[Mapping[str, Any]] = [{"role": "system", "content": told}] if told else []
     starts: list[int] = []
     waiting: Turn | None = None
     for turn in path:

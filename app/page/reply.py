@@ -265,8 +265,5 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def waiting_notice(event: Waiting) -> str:
-    if event.loading:
-        return "Waiting: a model is loading"
-    if event.n_ahead == 1:
-        return "Waiting: 1 reply is ahead of yours"
-    return f"Waiting: {event.n_ahead} replies are ahead of yours"
+    ahead = "1 reply is" if event.n_ahead == 1 else f"{event.n_ahead} replies are"
+    return f"Waiting: {'a model is loading' if event.loading else f'{ahead} ahead of yours'}"

@@ -8,49 +8,46 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Query, Request, Response
-from fastapi.routing import APIRoute
 from pydantic import Base64Bytes, BaseModel, Field
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import StreamingResponse
 
+from app.api.answers import EventStream, as_json
 from app.api.body import Limited
-from app.api.errors import ApiError, error_body
-from app.api.json_text import dumps
+from app.api.errors import ApiError, answer_errors
 from app.api.log import Call, current_call
 from app.api.replies import while_connected
 from app.api.service import memory_of
-from app.api.sse import EventStream, with_pings
 from app.mcp.config import ConfigError
 from app.mcp.servers import ToolError
 from app.page import steps
 from app.page.apart import Apart, Unreadable
 from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
-from app.page.feed import encoded
 from app.page.imported import chats_of
-from app.page.owners import STRANGER, Owners, is_from_here, is_trusted
+from app.page.owners import Owner, Owners, Trusted, is_from_here, is_trusted
 from app.page.pdf import text_of_pdf
 from app.page.race import ROUNDS
-from app.page.settings import How, read_settings
+from app.page.settings import How
 from app.page.tools import Answer
 from app.page.turns import while_shown
 from app.store import NoSuchChat, StoreError, Turn
-from app.worker.messages import Status
-from batching.errors import SpeculationError
-from speculation.registry import RegistryError, read_registry
-from speculation.registry.describe import describe
-from speculation.registry.entries import title_of
+from speculation.registry import RegistryError
 
-PING_SECONDS = 15.0
 IMPORTED = 20  # chats, after which the progress is told
-STATUS_SECONDS = 0.5  # between looks at the backend's status
 Json = dict[str, Any]
 
+router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
 
-TurnId = Annotated[int, Field(ge=0, lt=2**53)]
+
+def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
+    answer_errors(app, {StoreError: 507, NoSuchChat: 404, ConfigError: 400, RegistryError: 500})
+    app.state.chats, app.state.owners = chats, owners
+    app.include_router(router)
+    # Its body may have as many values as it likes: another process reads it.
+    app.add_api_route("/page/import", import_chats, methods=["POST"])
 
 
 class GivenFile(BaseModel):
@@ -63,380 +60,365 @@ class GivenFile(BaseModel):
     kept: int | None = None
 
 
-async def _compressed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events, compressed one by one: what is sent again while a block grows then costs next to
-    nothing."""
-    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
-    async for chunk in chunks:
-        yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
+def _chats(http: Request) -> Chats:
+    chats: Chats = http.app.state.chats
+    return chats
 
 
-def owner_of(http: Request) -> str:
-    owners: Owners = http.app.state.owners
-    return owners.of(http)
-
-
-Owner = Annotated[str, Depends(owner_of)]
 Settings = Annotated[Json | None, Body(embed=True)]
-Text = Annotated[str, Body()]
 
 
-def require_trusted(http: Request, owner: Owner) -> None:
-    """Raise ApiError (403) for a stranger."""
-    if not is_trusted(http, owner):
-        raise ApiError(STRANGER, 403)
-
-
-def ask_of(http: Request, owner: Owner, settings: Settings = None) -> Ask:
+def _ask(http: Request, owner: Owner, settings: Settings = None) -> Ask:
     return Ask(owner, settings, is_trusted(http, owner))
 
 
-Asked = Annotated[Ask, Depends(ask_of)]
+Of = Annotated[Chats, Depends(_chats)]
+Asked = Annotated[Ask, Depends(_ask)]
+TurnId = Annotated[int, Field(ge=0, lt=2**53)]
+Text = Annotated[str, Body()]
+Limit = Annotated[int, Query(ge=1, le=500)]
 Methods = Annotated[tuple[str, str], Body()]
 Rounds = Annotated[int, Body(ge=1, le=20)]
+FromBody = Body(embed=True)
 
 
-def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
-    @app.exception_handler(StoreError)
-    async def refused(http: Request, error: StoreError) -> JSONResponse:
-        status = 404 if isinstance(error, NoSuchChat) else 507
-        return JSONResponse(error_body(str(error), status), status)
-
-    @app.exception_handler(ConfigError)
-    async def wrong(http: Request, error: ConfigError) -> JSONResponse:
-        return JSONResponse(error_body(str(error), 400), 400)
-
-    app.state.owners = owners
-    app.include_router(_routes(chats, owners))
+@router.get("/state")
+async def state(http: Request, chats: Of) -> Response:
+    made = Response()
+    owner: str = http.app.state.owners.ensure_cookie(http, made)
+    found: Json = {"owner": owner, "status": chats.news.told(), "seq": chats.feed.seq}
+    presets = await chats.kept.transaction(lambda store: store.presets(owner))
+    found["methods"] = [asdict(method) for method in chats.backend.methods()]
+    answer = as_json({**found, "presets": list(map(asdict, presets)), "notice": chats.kept.notice})
+    answer.raw_headers += [one for one in made.raw_headers if one[0] == b"set-cookie"]
+    return answer
 
 
-def _routes(chats: Chats, owners: Owners) -> APIRouter:
-    router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
-    store, feed, backend, apart = chats.kept, chats.feed, chats.backend, Apart()
-    servers, trusted = chats.tools.servers, [Depends(require_trusted)]
-    watching: list[asyncio.Task[None]] = []
-    seen, told = Status(None), status_json(Status(None), None)
+@router.get("/events")
+async def events(http: Request, owner: Owner, chats: Of, after: str = "") -> Response:
+    chats.news.watch()
+    last = http.headers.get("last-event-id", after)
+    chunks = chats.feed.events(owner, int(last) if last.isdecimal() else None)
+    if "gzip" not in http.headers.get("accept-encoding", ""):
+        return EventStream(chunks)
+    return EventStream(_compressed(chunks), {"content-encoding": "gzip"})
 
-    def status() -> Json:
-        """What is told of the backend's status; published if it has changed, whoever asks first."""
-        nonlocal seen, told
-        if (now := backend.status()) != seen:
-            # models.txt is not read at each change.
-            is_same = (now.model, now.facts) == (seen.model, seen.facts)
-            told = status_json(now, told["model"] if is_same else model_json(now))
-            seen = now
-            feed.publish(None, "status", told)
-        return told
 
-    async def watch_status() -> None:
-        while True:
-            status()
-            await asyncio.sleep(STATUS_SECONDS)
+# Chats
 
-    @router.get("/state")
-    async def state(http: Request) -> Response:
-        response = Response()
-        owner, shown, seq = owners.ensure_cookie(http, response), status(), feed.seq
-        presets = await store.transaction(lambda: store.presets(owner))
-        found = {
-            "owner": owner,
-            "status": shown,
-            "methods": [asdict(method) for method in backend.methods()],
-            "presets": [asdict(preset) for preset in presets],
-            "notice": store.notice,
-            "seq": seq,
+
+@router.get("/chats")
+async def list_chats(
+    owner: Owner, chats: Of, before: str | None = None, limit: Limit = 100
+) -> Response:
+    found = await chats.kept.transaction(
+        lambda store: store.chats(owner, before=before, limit=limit)
+    )
+    return as_json({"chats": [chats.as_json(chat) for chat in found]})
+
+
+@router.get("/search")
+async def search(owner: Owner, chats: Of, q: str) -> Response:
+    hits, n = await asyncio.wrap_future(chats.kept.search(owner, q))
+    told = [
+        {
+            "chat": chats.as_json(hit.chat),
+            "turn": hit.turn,
+            "snippet": re.split("[\x02\x03]", hit.snippet),
         }
-        answer = as_json(found)
-        answer.raw_headers += [one for one in response.raw_headers if one[0] == b"set-cookie"]
-        return answer
+        for hit in hits
+    ]
+    return as_json({"hits": told, "n": n})
 
-    @router.get("/events")
-    async def events(http: Request, owner: Owner, after: str = "") -> Response:
-        last = http.headers.get("last-event-id", after)
-        if not watching:
-            watching.append(asyncio.ensure_future(watch_status()))
-        found = feed.events(owner, int(last) if last.isdecimal() else None)
-        chunks = with_pings(found, PING_SECONDS)
-        if "gzip" not in http.headers.get("accept-encoding", ""):
-            return EventStream(chunks)
-        return EventStream(_compressed(chunks), {"content-encoding": "gzip"})
 
-    # Chats
+@router.post("/chats")
+async def new_chat(
+    owner: Owner, chats: Of, settings: Settings = None, incognito: Annotated[bool, Body()] = False
+) -> Response:
+    chats.settings(settings or {})
+    return as_json(await chats.new(owner, settings or {}, incognito=incognito))
 
-    @router.get("/chats")
-    async def list_chats(
-        owner: Owner, before: str | None = None, limit: Annotated[int, Query(ge=1, le=500)] = 100
-    ) -> Response:
-        found = await store.transaction(lambda: store.chats(owner, before=before, limit=limit))
-        return as_json({"chats": [chats.as_json(chat) for chat in found]})
 
-    @router.get("/search")
-    async def search(owner: Owner, q: str) -> Response:
-        hits, n = await asyncio.wrap_future(store.search(owner, q))
-        told = [
-            {
-                "chat": chats.as_json(hit.chat),
-                "turn": hit.turn,
-                "snippet": re.split("[\x02\x03]", hit.snippet),
-            }
-            for hit in hits
-        ]
-        return as_json({"hits": told, "n": n})
+@router.get("/chats/{chat}")
+async def open_chat(
+    owner: Owner, chats: Of, chat: str, before: TurnId | None = None, limit: Limit = MOST_TURNS
+) -> Response:
+    return as_json(await chats.open(owner, chat, before, limit))
 
-    @router.post("/chats")
-    async def new_chat(
-        owner: Owner, settings: Settings = None, incognito: Annotated[bool, Body()] = False
-    ) -> Response:
-        read_settings(settings or {}, backend.methods())
-        return as_json(await chats.new(owner, settings or {}, incognito=incognito))
 
-    @router.get("/chats/{chat}")
-    async def open_chat(
-        owner: Owner,
-        chat: str,
-        before: TurnId | None = None,
-        limit: Annotated[int, Query(ge=1, le=500)] = MOST_TURNS,
-    ) -> Response:
-        return as_json(await chats.open(owner, chat, before, limit))
+@router.patch("/chats/{chat}")
+async def change_chat(
+    owner: Owner,
+    chats: Of,
+    chat: str,
+    title: Annotated[str | None, Body()] = None,
+    is_pinned: Annotated[bool | None, Body()] = None,
+    settings: Settings = None,
+) -> Response:
+    chats.settings(settings or {})
+    changed: Json = {"title": title, "is_pinned": is_pinned, "settings": settings}
+    return as_json(
+        await chats.change(chat, lambda store: store.change_chat(chat, owner, **changed))
+    )
 
-    @router.patch("/chats/{chat}")
-    async def change_chat(
-        owner: Owner,
-        chat: str,
-        title: Annotated[str | None, Body()] = None,
-        is_pinned: Annotated[bool | None, Body()] = None,
-        settings: Settings = None,
-    ) -> Response:
-        read_settings(settings or {}, backend.methods())
-        changed: Json = {"title": title, "is_pinned": is_pinned, "settings": settings}
-        return as_json(
-            await chats.change(chat, lambda store: store.change_chat(chat, owner, **changed))
-        )
 
-    @router.delete("/chats/{chat}")
-    async def delete_chat(owner: Owner, chat: str) -> Response:
-        await chats.delete(owner, chat)
-        return as_json({})
+@router.delete("/chats/{chat}")
+async def delete_chat(owner: Owner, chats: Of, chat: str) -> Response:
+    await chats.delete(owner, chat)
+    return as_json({})
 
-    @router.post("/chats/{chat}/restore")
-    async def restore_chat(owner: Owner, chat: str) -> Response:
-        return as_json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
 
-    @router.post("/chats/{chat}/duplicate")
-    async def duplicate(
-        owner: Owner, chat: str, turn: Annotated[TurnId, Body(embed=True)]
-    ) -> Response:
-        return as_json(await chats.duplicate(owner, chat, turn))
+@router.post("/chats/{chat}/restore")
+async def restore_chat(owner: Owner, chats: Of, chat: str) -> Response:
+    return as_json(await chats.change(chat, lambda store: store.restore_chat(chat, owner)))
 
-    @router.get("/chats/{chat}/export")
-    async def export_chat(
-        owner: Owner, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
-    ) -> Response:
-        kept = chats.store_of(chat)
-        title = (await kept.transaction(lambda: kept.chat(chat, owner))).title
-        name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
-        if kind == "md":
-            text = await kept.transaction(lambda: kept.as_markdown(chat, owner))
-            return _download(iter([text]), f"{name}.md", "text/markdown")
-        return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
 
-    @router.get("/export")
-    async def export(owner: Owner) -> Response:
-        return _download(store.export_json(owner), "chats.json", "application/json")
+@router.post("/chats/{chat}/duplicate")
+async def duplicate(
+    owner: Owner, chats: Of, chat: str, turn: Annotated[TurnId, FromBody]
+) -> Response:
+    return as_json(await chats.duplicate(owner, chat, turn))
 
-    # Turns
 
-    @router.post("/chats/{chat}/messages")
-    async def message(
-        http: Request,
-        ask: Asked,
-        chat: str,
-        text: Text = "",
-        files: Annotated[Sequence[GivenFile], Body()] = (),
-        parent: Annotated[TurnId | None, Body()] = LEAF,
-    ) -> Response:
-        read = await while_connected(http, _files(files, (), apart))
-        return as_json(await chats.message(ask, chat, _said(text), read, parent))
+@router.get("/chats/{chat}/export")
+async def export_chat(
+    owner: Owner, chats: Of, chat: str, kind: Annotated[str, Query(alias="format")] = "json"
+) -> Response:
+    kept = chats.store_of(chat)
+    title = (await kept.transaction(lambda kept: kept.chat(chat, owner))).title
+    name = " ".join(re.sub(r"[^\w.-]+", " ", title).split())[:60] or "chat"
+    if kind == "md":
+        text = await kept.transaction(lambda kept: kept.as_markdown(chat, owner))
+        return _download(iter([text]), f"{name}.md", "text/markdown")
+    return _download(kept.export_json(owner, chat), f"{name}.json", "application/json")
 
-    @router.post("/turns/{turn}/retry")
-    async def retry(ask: Asked, turn: TurnId, how: Annotated[How, Body()] = "again") -> Response:
-        return as_json(await chats.retry(ask, turn, how))
 
-    @router.post("/turns/{turn}/continue")
-    async def proceed(ask: Asked, turn: TurnId) -> Response:
-        return as_json(await chats.proceed(ask, turn))
+@router.get("/export")
+async def export(owner: Owner, chats: Of) -> Response:
+    return _download(chats.kept.export_json(owner), "chats.json", "application/json")
 
-    @router.post("/turns/{turn}/edit")
-    async def edit(
-        http: Request,
-        ask: Asked,
-        turn: TurnId,
-        text: Text = "",
-        files: Annotated[Sequence[GivenFile] | None, Body()] = None,
-    ) -> Response:
-        read = None
-        if files is not None:
-            old = (await chats.turn(ask.owner, turn)).files
-            read = await while_connected(http, _files(files, old, apart))
-        return as_json(await chats.edit(ask, turn, _said(text), read))
 
-    @router.post("/turns/{turn}/choose")
-    async def choose(owner: Owner, turn: TurnId) -> Response:
-        return as_json(await chats.choose(owner, turn))
+# Turns
 
-    @router.post("/turns/{turn}/stop")
-    async def stop(owner: Owner, turn: TurnId) -> Response:
-        await chats.turn(owner, turn)
-        chats.jobs.stop(turn)
-        return as_json({})
 
-    @router.delete("/turns/{turn}")
-    async def delete_turn(owner: Owner, turn: TurnId) -> Response:
-        return as_json(await chats.delete_turn(owner, turn))
+@router.post("/chats/{chat}/messages")
+async def message(
+    http: Request,
+    ask: Asked,
+    chats: Of,
+    chat: str,
+    text: Text = "",
+    files: Annotated[Sequence[GivenFile], Body()] = (),
+    parent: Annotated[TurnId | None, Body()] = LEAF,
+) -> Response:
+    read = await while_connected(http, _files(files, (), chats.apart))
+    return as_json(await chats.message(ask, chat, _said(text), read, parent))
 
-    @router.post("/turns/{turn}/restore")
-    async def restore_turn(owner: Owner, turn: TurnId) -> Response:
-        return as_json(await chats.restore_turn(owner, turn))
 
-    @router.get("/turns/{turn}/files/{number}")
-    async def read_file(owner: Owner, turn: TurnId, number: int) -> Response:
-        files = (await chats.turn(owner, turn)).files
-        if not 0 <= number < len(files):
-            raise ApiError(
-                f"this message has {len(files)} files, and none with number {number}", 404
-            )
-        return as_json(files[number])
+@router.post("/turns/{turn}/retry")
+async def retry(
+    ask: Asked, chats: Of, turn: TurnId, how: Annotated[How, Body()] = "again"
+) -> Response:
+    return as_json(await chats.retry(ask, turn, how))
 
-    @router.get("/turns/{turn}/steps")
-    async def read_steps(owner: Owner, turn: TurnId) -> Response:
-        store = chats.store_of_turn(turn)
-        kept = await store.transaction(lambda: store.steps(turn, owner))
-        with suppress(ValueError):  # an earlier version's import kept anything
-            if kept is not None:
-                shown = await while_shown(lambda: steps.shown(kept))
-                return Response(shown, media_type="application/json")
-        raise ApiError("the steps of this reply are not kept", 404)
 
-    # Tools
+@router.post("/turns/{turn}/continue")
+async def proceed(ask: Asked, chats: Of, turn: TurnId) -> Response:
+    return as_json(await chats.proceed(ask, turn))
 
-    @router.get("/tools", dependencies=trusted)
-    async def list_servers() -> Response:
-        return as_json({"file": str(servers.path), "servers": list(map(asdict, servers.states()))})
 
-    @router.post("/tools/{server}", dependencies=trusted)
-    async def start_server(
-        server: str, again: Annotated[bool, Body(embed=True)] = False
-    ) -> Response:
-        """Start a server for its tools; or end and start it ``again``."""
-        if all(one.name != server for one in servers.states()):
-            raise ApiError(f"there is no server {server[:40]!r} in {servers.path}", 404)
-        with suppress(ToolError):  # its state tells
-            await (servers.restart(server) if again else servers.tools([server]))
-        return await list_servers()
+@router.post("/turns/{turn}/edit")
+async def edit(
+    http: Request,
+    ask: Asked,
+    chats: Of,
+    turn: TurnId,
+    text: Text = "",
+    files: Annotated[Sequence[GivenFile] | None, Body()] = None,
+) -> Response:
+    read = None
+    if files is not None:
+        old = (await chats.turn(ask.owner, turn)).files
+        read = await while_connected(http, _files(files, old, chats.apart))
+    return as_json(await chats.edit(ask, turn, _said(text), read))
 
-    @router.post("/turns/{turn}/calls/{number}")
-    async def answer_call(
-        ask: Asked, turn: TurnId, number: TurnId, answer: Annotated[Answer, Body()]
-    ) -> Response:
-        return as_json(await chats.answer(ask, turn, number, answer))
 
-    @router.delete("/chats/{chat}/answers")
-    async def ask_again(owner: Owner, chat: str) -> Response:
-        kept = chats.store_of(chat)
-        await kept.transaction(lambda: kept.chat(chat, owner))
-        chats.tools.ask_again(chat)
-        return as_json({})
+@router.post("/turns/{turn}/choose")
+async def choose(owner: Owner, chats: Of, turn: TurnId) -> Response:
+    return as_json(await chats.choose(owner, turn))
 
-    # Races
 
-    @router.post("/turns/{turn}/race")
-    async def race_turn(
-        ask: Asked, turn: TurnId, methods: Methods, rounds: Rounds = ROUNDS
-    ) -> Response:
-        return as_json({"race": await chats.race_turn(ask, turn, methods, rounds)})
+@router.post("/turns/{turn}/stop")
+async def stop(owner: Owner, chats: Of, turn: TurnId) -> Response:
+    await chats.turn(owner, turn)
+    chats.jobs.stop(turn)
+    return as_json({})
 
-    @router.post("/race")
-    async def race_text(
-        ask: Asked,
-        prompt: Annotated[str, Body(min_length=1)],
-        methods: Methods,
-        rounds: Rounds = ROUNDS,
-    ) -> Response:
-        said = Turn(0, "", None, "user", prompt)
-        return as_json({"race": chats.race(ask, [said], methods, rounds)})
 
-    @router.delete("/races/{race}")
-    async def stop_race(owner: Owner, race: str) -> Response:
-        chats.races.stop(owner, race)
-        return as_json({})
+@router.delete("/turns/{turn}")
+async def delete_turn(owner: Owner, chats: Of, turn: TurnId) -> Response:
+    return as_json(await chats.delete_turn(owner, turn))
 
-    # What the server does
 
-    @router.get("/requests")
-    async def requests(http: Request, owner: Owner) -> Response:
-        """The last requests for text, the newest first, and what is known of drafts. Who shares the
-        server sees the own ones alone, unless it has no keys and this is its machine."""
-        sees_all = not owner or (not memory_of(http) and is_from_here(http))
-        kept = current_call().latest
-        latest = [one for one in kept if sees_all or one.owner == owner]
-        drafting, model = backend.report().drafting, backend.status().model
-        is_known = model is not None and model.load == drafting.load
-        told = asdict(drafting) if is_known else None
-        found = [{**one.as_json(), "has_texts": _has_texts(one, owner)} for one in latest]
-        keeps = owner in kept.readers
-        return as_json({"requests": found, "keeps_texts": keeps, "drafting": told})
+@router.post("/turns/{turn}/restore")
+async def restore_turn(owner: Owner, chats: Of, turn: TurnId) -> Response:
+    return as_json(await chats.restore_turn(owner, turn))
 
-    @router.post("/requests/texts")
-    async def keep_texts(owner: Owner, keeps: Annotated[bool, Body(embed=True)]) -> Response:
-        latest = current_call().latest
-        (latest.readers.add if keeps else latest.readers.discard)(owner)
-        for one in latest:
-            one.texts = one.texts if keeps or one.owner != owner else None
-        return as_json({})
 
-    @router.get("/requests/{number}")
-    async def request_texts(owner: Owner, number: TurnId) -> Response:
-        for one in current_call().latest:
-            if one.as_json()["id"] == number and _has_texts(one, owner):
-                return as_json(one.texts)
-        raise ApiError("the texts of this request are not kept", 404)
+@router.get("/turns/{turn}/files/{number}")
+async def read_file(owner: Owner, chats: Of, turn: TurnId, number: int) -> Response:
+    files = (await chats.turn(owner, turn)).files
+    if not 0 <= number < len(files):
+        why = f"this message has {len(files)} files, and none with number {number}"
+        raise ApiError(why, 404)
+    return as_json(files[number])
 
-    # Presets
 
-    @router.post("/presets")
-    async def save_preset(
-        owner: Owner,
-        name: Annotated[str, Body(min_length=1, max_length=200)],
-        settings: Annotated[Json, Body()],
-    ) -> Response:
-        read_settings(settings, backend.methods())
-        saved = await store.transaction(lambda: store.save_preset(owner, name, settings))
-        return as_json(asdict(saved))
+@router.get("/turns/{turn}/steps")
+async def read_steps(owner: Owner, chats: Of, turn: TurnId) -> Response:
+    kept = await chats.store_of_turn(turn).transaction(lambda store: store.steps(turn, owner))
+    with suppress(ValueError):  # an earlier version's import kept anything
+        if kept is not None:
+            shown = await while_shown(lambda: steps.shown(kept))
+            return Response(shown, media_type="application/json")
+    raise ApiError("the steps of this reply are not kept", 404)
 
-    @router.delete("/presets")
-    async def delete_preset(
-        owner: Owner, preset: Annotated[TurnId, Body(embed=True, alias="id")]
-    ) -> Response:
-        await store.transaction(lambda: store.delete_preset(owner, preset))
-        return as_json({})
 
-    async def import_chats(http: Request, owner: Owner) -> Response:
-        try:
-            read = list(await while_connected(http, apart.read(chats_of, await http.body())))
-        except Unreadable as error:
-            raise ApiError(f"Cannot import this file: {error}.") from error
-        told: Json = {"chats": [], "n_known": 0, "refused": []}
-        for n in range(0, len(read), IMPORTED):
-            feed.publish(owner, "import", {"done": n, "total": len(read)})
-            found = await asyncio.to_thread(chats.add, owner, read[n : n + IMPORTED])
-            told["chats"] += [chats.tell(chat) for chat in found.chats]
-            told["n_known"] += found.n_known
-            told["refused"] += found.refused
-        return as_json(told)
+# Tools
 
-    # Its body may have as many values as it likes: another process reads it.
-    router.add_api_route("/import", import_chats, methods=["POST"], route_class_override=APIRoute)
-    return router
+
+@router.get("/tools", dependencies=[Trusted])
+async def list_servers(chats: Of) -> Response:
+    servers = chats.tools.servers
+    return as_json({"file": str(servers.path), "servers": list(map(asdict, servers.states()))})
+
+
+@router.post("/tools/{server}", dependencies=[Trusted])
+async def start_server(
+    chats: Of, server: str, again: Annotated[bool, FromBody] = False
+) -> Response:
+    """Start a server for its tools; or end and start it ``again``."""
+    servers = chats.tools.servers
+    if all(one.name != server for one in servers.states()):
+        raise ApiError(f"there is no server {server[:40]!r} in {servers.path}", 404)
+    with suppress(ToolError):  # its state tells
+        await (servers.restart(server) if again else servers.tools([server]))
+    return await list_servers(chats)
+
+
+@router.post("/turns/{turn}/calls/{number}")
+async def answer_call(
+    ask: Asked, chats: Of, turn: TurnId, number: TurnId, answer: Annotated[Answer, Body()]
+) -> Response:
+    return as_json(await chats.answer(ask, turn, number, answer))
+
+
+@router.delete("/chats/{chat}/answers")
+async def ask_again(owner: Owner, chats: Of, chat: str) -> Response:
+    await chats.store_of(chat).transaction(lambda store: store.chat(chat, owner))
+    chats.tools.ask_again(chat)
+    return as_json({})
+
+
+# Races
+
+
+@router.post("/turns/{turn}/race")
+async def race_turn(
+    ask: Asked, chats: Of, turn: TurnId, methods: Methods, rounds: Rounds = ROUNDS
+) -> Response:
+    return as_json({"race": await chats.race_turn(ask, turn, methods, rounds)})
+
+
+@router.post("/race")
+async def race_text(
+    ask: Asked,
+    chats: Of,
+    prompt: Annotated[str, Body(min_length=1)],
+    methods: Methods,
+    rounds: Rounds = ROUNDS,
+) -> Response:
+    said = Turn(0, "", None, "user", prompt)
+    return as_json({"race": chats.race(ask, [said], methods, rounds)})
+
+
+@router.delete("/races/{race}")
+async def stop_race(owner: Owner, chats: Of, race: str) -> Response:
+    chats.races.stop(owner, race)
+    return as_json({})
+
+
+# What the server does
+
+
+@router.get("/requests")
+async def requests(http: Request, owner: Owner, chats: Of) -> Response:
+    """The last requests for text, the newest first, and what is known of drafts. Who shares the
+    server sees the own ones alone, unless it has no keys and this is its machine."""
+    sees_all = not owner or (not memory_of(http) and is_from_here(http))
+    kept = current_call().latest
+    latest = [one for one in kept if sees_all or one.owner == owner]
+    drafting, model = chats.backend.report().drafting, chats.backend.status().model
+    is_known = model is not None and model.load == drafting.load
+    told = asdict(drafting) if is_known else None
+    found = [{**one.as_json(), "has_texts": _has_texts(one, owner)} for one in latest]
+    keeps = owner in kept.readers
+    return as_json({"requests": found, "keeps_texts": keeps, "drafting": told})
+
+
+@router.post("/requests/texts")
+async def keep_texts(owner: Owner, keeps: Annotated[bool, FromBody]) -> Response:
+    latest = current_call().latest
+    (latest.readers.add if keeps else latest.readers.discard)(owner)
+    for one in latest:
+        one.texts = one.texts if keeps or one.owner != owner else None
+    return as_json({})
+
+
+@router.get("/requests/{number}")
+async def request_texts(owner: Owner, number: TurnId) -> Response:
+    for one in current_call().latest:
+        if one.as_json()["id"] == number and _has_texts(one, owner):
+            return as_json(one.texts)
+    raise ApiError("the texts of this request are not kept", 404)
+
+
+# Presets
+
+
+@router.post("/presets")
+async def save_preset(
+    owner: Owner,
+    chats: Of,
+    name: Annotated[str, Body(min_length=1, max_length=200)],
+    settings: Annotated[Json, Body()],
+) -> Response:
+    chats.settings(settings)
+    saved = await chats.kept.transaction(lambda store: store.save_preset(owner, name, settings))
+    return as_json(asdict(saved))
+
+
+@router.delete("/presets")
+async def delete_preset(
+    owner: Owner, chats: Of, preset: Annotated[TurnId, Body(embed=True, alias="id")]
+) -> Response:
+    await chats.kept.transaction(lambda store: store.delete_preset(owner, preset))
+    return as_json({})
+
+
+async def import_chats(http: Request, owner: Owner, chats: Of) -> Response:
+    try:
+        read = await while_connected(http, chats.apart.read(chats_of, await http.body()))
+    except Unreadable as error:
+        raise ApiError(f"Cannot import this file: {error}.") from error
+    told: Json = {"chats": [], "n_known": 0, "refused": []}
+    for n in range(0, len(read), IMPORTED):
+        chats.feed.publish(owner, "import", {"done": n, "total": len(read)})
+        found = await asyncio.to_thread(chats.add, owner, read[n : n + IMPORTED])
+        told["chats"] += [chats.tell(chat) for chat in found.chats]
+        told["n_known"] += found.n_known
+        told["refused"] += found.refused
+    return as_json(told)
 
 
 def _has_texts(call: Call, owner: str) -> bool:
@@ -444,9 +426,12 @@ def _has_texts(call: Call, owner: str) -> bool:
     return bool(call.texts) and call.owner == owner
 
 
-def as_json(data: Any) -> Response:
-    """The data as an answer."""
-    return Response(encoded(dumps(data)), media_type="application/json")
+async def _compressed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events, compressed one by one: what is sent again while a block grows then costs next to
+    nothing."""
+    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    async for chunk in chunks:
+        yield packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 def _download(parts: Iterator[str], name: str, kind: str) -> Response:
@@ -473,8 +458,7 @@ async def _files(
             text = file.text
             if file.pdf:
                 try:
-                    pages = await apart.read(text_of_pdf, file.pdf)
-                    text = "\n\n".join(pages)
+                    text = "\n\n".join(await apart.read(text_of_pdf, file.pdf))
                 except Unreadable as error:
                     why = f"{file.name} cannot be read as a PDF: {error}"
                     raise ApiError(why, param=f"files[{number}]") from error
@@ -484,51 +468,3 @@ async def _files(
         else:
             raise ApiError(f"the message has no file {file.kept}", param=f"files[{number}].kept")
     return found
-
-
-def status_json(status: Status, model: Json | None) -> Json:
-    loading = status.loading
-    return {
-        "model": model,
-        "loading": loading and {**asdict(loading), "title": title_of(loading.model)},
-        "error": status.error,
-        "failed": status.failed,
-        "is_down": status.is_down,
-    }
-
-
-def model_json(status: Status) -> Json | None:
-    """The loaded model; ``missing`` are the methods that cannot run, what each needs, and the names
-    that models.txt has for it."""
-    model = status.model
-    if model is None:
-        return None
-    try:
-        entries = read_registry()
-    except RegistryError:  # whoever loads a model hears of it
-        entries = {}
-    entry = entries.get(model.spec.model)
-
-    def offer(method: str, setting: str) -> list[str]:
-        if entry is None:
-            return []
-        if setting == "heads":
-            return [name for name in entry.heads if method in entries[name].methods]
-        return [entry.draft] if setting == "draft_model" and entry.draft else []
-
-    missing = {
-        method: {"setting": setting, "offer": offer(method, setting)}
-        for method, setting in status.facts.missing.items()
-    }
-    facts = ""
-    with suppress(SpeculationError, OSError, ValueError):  # ValueError: the path is empty
-        facts = str(describe(Path(status.facts.path)))
-    return {
-        **asdict(model),
-        "name": title_of(model.spec.model),
-        "facts": facts,
-        "about": entry.description if entry is not None else "",
-        "n_threads": status.facts.n_threads,
-        "gpu_layers": status.facts.gpu_layers,
-        "missing": missing,
-    }

@@ -6,20 +6,15 @@ build computed is forgotten.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from pydantic import TypeAdapter
-
+from app.page.kept import KeptFile
 from app.worker.backend import Backend
 from app.worker.messages import Done
-from batching.replacing import replacing
 from speculation.drafter import BASELINE
 from speculation.system.cache_folder import cache_folder
-
-log = logging.getLogger(__name__)
 
 LEAST_TOKENS = 32  # of one reply; fewer say little
 MOST_SECONDS = 60.0  # older replies count for less beyond
@@ -34,9 +29,6 @@ class _Measured:
     kinds: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
-_KEPT = TypeAdapter(dict[str, _Measured])
-
-
 class Speeds:
     """The speeds by model. May be used by several threads."""
 
@@ -46,7 +38,7 @@ class Speeds:
 
     def of(self, path: Path) -> dict[str, float]:
         """Tokens per second of a model's file: ``prompt``, ``plain`` and ``auto``, if known."""
-        found = _read().get(_key(path))
+        found = _file().read().get(_key(path))
         kinds = {} if found is None else found.kinds
         return {kind: round(n / seconds, 1) for kind, (n, seconds) in kinds.items() if seconds > 0}
 
@@ -66,13 +58,13 @@ class Speeds:
             return
         key = _key(Path(status.facts.path))
         with self._lock:
-            everything = _read()
+            everything = _file().read()
             kept = everything.get(key)
             if kept is None or kept.by != done.model.computed_by:
                 kept = everything[key] = _Measured(done.model.computed_by)
             for kind, (n, seconds) in news.items():
                 kept.kinds[kind] = _added(kept.kinds.get(kind, (0.0, 0.0)), n, seconds)
-            _write(everything)
+            _file().write(everything)
 
 
 def _added(kept: tuple[float, float], n: int, seconds: float) -> tuple[float, float]:
@@ -82,8 +74,8 @@ def _added(kept: tuple[float, float], n: int, seconds: float) -> tuple[float, fl
     return total[0] * factor, total[1] * factor
 
 
-def _file() -> Path:
-    return cache_folder() / "speeds.json"
+def _file() -> KeptFile[dict[str, _Measured]]:
+    return KeptFile(cache_folder() / "speeds.json", dict[str, _Measured])
 
 
 def _key(path: Path) -> str:
@@ -91,20 +83,3 @@ def _key(path: Path) -> str:
         return f"{path.name} {path.stat().st_size}"
     except OSError:
         return path.name
-
-
-def _read() -> dict[str, _Measured]:
-    """What is kept; empty if there is nothing readable."""
-    try:
-        return _KEPT.validate_json(_file().read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
-def _write(everything: dict[str, _Measured]) -> None:
-    try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        with replacing(_file()) as file:
-            file.write(_KEPT.dump_json(everything))
-    except OSError as error:  # they are measured anew
-        log.warning("cannot keep the measured speeds: %s", error)

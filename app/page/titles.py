@@ -11,7 +11,7 @@ from uuid import uuid4
 from app.page.jobs import Job
 from app.page.reply import Reply
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, Failed
+from app.worker.messages import ChatRequest
 from speculation.drafter import BASELINE
 
 LEAST_PARAMS = 10**8  # of the model; smaller ones write no titles worth reading
@@ -62,16 +62,11 @@ class Titles:
     async def _reply(self, text: str) -> Reply:
         """The model's reply; without an end if something else came."""
         reply = Reply()
-
-        def hear(event: Any) -> None:
-            is_lost = event is None or isinstance(event, Exception)
-            reply.take(Failed(str(event)) if is_lost else event)
-
         limits: dict[str, Any] = {"max_tokens": MOST_TOKENS, "memory": None, "on_disk": False}
         messages = ({"role": "user", "content": text},)
         request = ChatRequest(uuid4().hex, messages, BASELINE, thinking=False, **limits)
         events = self._backend.reply(request)
-        events.hand_over(hear)
+        events.hand_over(reply.take)
         while reply.done is None and not reply.error and self._n_running() <= 1:  # its own
             await asyncio.sleep(LOOK_SECONDS)
         events.close()

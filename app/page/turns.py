@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from app.page.markdown import Growing, render_blocks, render_message
 from app.page.reply import Reply
 from app.store import Turn
+from speculation.system.files import in_words
 
 INTERRUPTED = "The server ended while it wrote this reply. The text up to then is kept."
 CALL_INTERRUPTED = (
@@ -84,7 +85,10 @@ def turn_json(
         "state": turn.state,
     }
     if turn.role == "user":
-        files = [{"name": file["name"], "size": size_of(file["text"])} for file in turn.files]
+        texts = [
+            (file["name"], file["text"].encode("utf-8", "surrogatepass")) for file in turn.files
+        ]
+        files = [{"name": name, "size": in_words(len(text))} for name, text in texts]
         return {**found, "text": turn.text, "blocks": render_message(turn.text), "files": files}
     if live is not None:
         return {**found, **live}
@@ -109,11 +113,3 @@ def reply_fields(reply: Reply, state: str) -> dict[str, Any]:
         "seconds_thinking": round(reply.seconds_thinking, 1),
         "calls": [call.as_json(is_running=is_running) for call in reply.calls],
     }
-
-
-def size_of(text: str) -> str:
-    """The size of a text in UTF-8, such as ``12 kB``."""
-    n_bytes = len(text.encode("utf-8", "surrogatepass"))
-    if n_bytes < 1000:
-        return f"{n_bytes} B"
-    return f"{n_bytes / 1e3:.0f} kB" if n_bytes < 999_500 else f"{n_bytes / 1e6:.1f} MB"

@@ -96,9 +96,9 @@ class Store:
         self._closing = threading.Event()
         threading.Thread(target=self._keep_purging, daemon=True).start()
 
-    async def transaction(self, work: Callable[[], T]) -> T:
+    async def transaction(self, work: Callable[[Store], T]) -> T:
         """What ``work`` returns: calls of this store, all of them in one transaction."""
-        return await asyncio.wrap_future(self.database.submit(lambda _: work()))
+        return await asyncio.wrap_future(self.database.submit(lambda _: work(self)))
 
     def close(self) -> None:
         self._closing.set()

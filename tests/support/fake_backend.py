@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from app.worker.backend import Backend, MethodInfo, Parameter
 from app.worker.events import Events
 from app.worker.messages import (
+    LAST,
     ChatRequest,
     Done,
     Event,
+    Failed,
     Loaded,
     LoadedModel,
     ModelSpec,
@@ -37,9 +39,11 @@ DONE = Done(
 def played(events: Iterable[Event]) -> Events:
     """Events that have all come."""
     made = Events(lambda: None)
-    for event in events:
-        made.put(event)
-    made.put(None)  # a script may end without a last event
+    last: Event | None = None
+    for last in events:
+        made.put(last)
+    if not isinstance(last, LAST):
+        made.put(Failed("The script is over."))
     return made
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.api import replies, reply
+from app.api import replies
 from app.api.errors import ApiError
 from app.api.facts import Gathered, Shown, legacy_logprobs
 from app.api.replies import Replies
@@ -163,7 +163,7 @@ def scripted() -> Scripted:
 def http(scripted: Scripted) -> Iterator[httpx.Client]:
     """A server with quick pings, whose replies are scripted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reply, "PING_SECONDS", 0.01)
+        patched.setattr(replies, "PING_SECONDS", 0.01)
         patched.setattr(replies, "HEADERS_SECONDS", 0.1)
         listening = bind("127.0.0.1", 0)
         serve(guard(endpoint(Service(scripted)), "127.0.0.1"), listening)

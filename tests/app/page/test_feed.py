@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.api.sse import with_pings
 from app.page import feed
 from app.page.feed import Feed
 
@@ -65,7 +64,7 @@ def test_a_reader_that_is_too_late_or_too_slow_starts_anew_and_stops_nobody(
 def test_a_silent_stream_says_that_it_lives() -> None:
     async def check() -> None:
         told = Feed()
-        events = with_pings(told.events("me", None), 0.01)
+        events = told.events("me", None, 0.01)
         assert await read(events, 3) == [": open\n\n", ": ping\n\n", ": ping\n\n"]
         told.publish("me", "turn", 1)
         assert "turn 1" in await read(events, 2)

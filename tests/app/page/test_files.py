@@ -7,7 +7,8 @@ import base64
 import pytest
 
 from app.page.prompt import with_files
-from app.page.turns import size_of
+from app.page.turns import turn_json
+from app.store import Turn
 from tests.support.fake_backend import DONE
 from tests.support.page import Page, Written, said
 
@@ -29,8 +30,9 @@ def test_the_model_reads_files_as_code_blocks_before_or_after_the_text() -> None
     ("n", "shown"), [(999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_500, "1.0 MB")]
 )
 def test_sizes_count_utf_8_bytes(n: int, shown: str) -> None:
-    assert size_of("x" * n) == shown
-    assert size_of("é" * 3) == "6 B"
+    files = ({"name": "a", "text": "x" * n}, {"name": "b", "text": "é" * 3})
+    told = turn_json(Turn(1, "", None, "user", "", files), (1,))["files"]
+    assert [file["size"] for file in told] == [shown, "6 B"]
 
 
 def test_files_and_pdfs_go_with_a_message_and_unreadable_ones_are_refused(

@@ -311,7 +311,8 @@ def test_tools_are_for_who_may_use_files_and_calls_for_their_owner(
 
 
 def test_a_stranger_has_no_tools(site: Site, backend: Written, monkeypatch: Any) -> None:
-    monkeypatch.setattr("app.page.routes.is_trusted", lambda *_: False)
+    for module in ("owners", "routes"):
+        monkeypatch.setattr(f"app.page.{module}.is_trusted", lambda *_: False)
     page = site.page()
     page.get("tools", 403)
     page.post("tools/test", 403)
