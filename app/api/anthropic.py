@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from app.api.body import Call
 from app.api.errors import ApiError, error_body_for, unsupported
@@ -18,16 +18,18 @@ from app.api.reply import Block, Chunk, Conversation, new_id
 from app.api.requests import (
     MOST_LISTED,
     MOST_MESSAGES,
+    Called,
     Chat,
     Content,
     Message,
     Part,
     Parts,
     Talk,
+    Tool,
+    ToolCall,
     ToolChoice,
 )
-from app.api.response_tools import defined
-from app.api.sampling import OneReply, Posted, ResponseFormat, Stops, Tagged
+from app.api.sampling import OneReply, Posted, ResponseFormat, Stops
 from app.api.service import Engine
 from app.worker.messages import Done, Event
 
@@ -62,7 +64,7 @@ class Source(Posted):
     data: str = ""
 
 
-class InputBlock(Tagged, Part):
+class InputBlock(Part):
     """A part of a turn or of a tool's result."""
 
     type: str
@@ -73,16 +75,16 @@ class InputBlock(Tagged, Part):
     tool_use_id: str = ""
     content: str | list[InputBlock] = ""
     tool_name: str = ""
-    needs: ClassVar = {"text": "text", "tool_use": "name", "tool_reference": "tool_name"}
+    needs: ClassVar = {**Part.needs, "tool_use": "name", "tool_reference": "tool_name"}
 
-    def part(self, deferred: Mapping[str, dict[str, Any]]) -> Part:
+    def part(self, deferred: Mapping[str, Tool]) -> Part:
         """The block as a part of a chat completion's message. A reference to a deferred tool
         becomes its definition."""
         if self.type == "document" and self.source.type == "text":
             return Part(text=self.source.data)
         if self.type == "tool_reference":  # found by a search for tools
             tool = deferred.get(self.tool_name)
-            told = f"The tool {self.tool_name} can be called." if tool is None else defined(tool)
+            told = f"The tool {self.tool_name} can be called." if tool is None else tool.defined()
             return Part(text=told)
         return self
 
@@ -96,14 +98,14 @@ class Turn(Posted):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[InputBlock], Field(max_length=MOST_LISTED)]
 
-    def messages(self, deferred: Mapping[str, dict[str, Any]]) -> Iterator[Message]:
+    def messages(self, deferred: Mapping[str, Tool]) -> Iterator[Message]:
         """The messages of a turn. The results of tools are messages of their own, before the
         rest."""
         if isinstance(self.content, str):
             yield Message(role=self.role, content=self.content)
             return
         parts: Parts = []
-        calls: list[dict[str, Any]] = []
+        calls: list[ToolCall] = []
         for block in self.content:
             if block.type == "tool_result":
                 held: Content = (
@@ -113,8 +115,8 @@ class Turn(Posted):
                 )
                 yield Message(role="tool", tool_call_id=block.tool_use_id, content=held)
             elif block.type == "tool_use":
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                function = Called(name=block.name, arguments=block.input)
+                calls.append(ToolCall(id=block.id, function=function))
             elif block.type != "redacted_thinking":  # nobody here can read it
                 parts.append(block.part(deferred))
         has_results = any(block.type == "tool_result" for block in self.content)
@@ -122,23 +124,11 @@ class Turn(Posted):
             yield Message(role=self.role, content=parts, tool_calls=calls or None)
 
 
-class Tool(Tagged):
-    """A tool; those of another type than custom would run at Anthropic."""
-
-    type: str = "custom"
-    name: str = ""
-    description: str = ""
-    input_schema: dict[str, Any] = Field(default_factory=dict)
-    strict: bool = False
-    defer_loading: bool = False
-    needs: ClassVar = {"custom": "name"}
-
-    def for_chat(self) -> dict[str, Any]:
-        """The tool as a chat completion has it."""
-        if self.type != "custom":
-            return {"type": self.type}
-        function = {"name": self.name, "description": self.description, "strict": self.strict}
-        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
+class ItsTool(Tool):
+    type: Annotated[str, AfterValidator(lambda of: "function" if of == "custom" else of)] = (
+        "function"
+    )
+    needs: ClassVar = {"function": "name"}
 
 
 class CountRequest(Chat):
@@ -146,7 +136,7 @@ class CountRequest(Chat):
 
     messages: list[Turn] = Field(min_length=1, max_length=MOST_MESSAGES)
     system: str | list[SystemBlock] = Field(default_factory=list)
-    tools: list[Tool] = Field(default_factory=list, max_length=MOST_LISTED)
+    tools: list[ItsTool] = Field(default_factory=list, max_length=MOST_LISTED)
     tool_choice: Choice = Choice()
     thinking: Thinking = Thinking(type="disabled")
     stop: Stops = Field(default_factory=list, alias="stop_sequences")
@@ -168,7 +158,8 @@ class CountRequest(Chat):
             self.reasoning_effort = "none"
         else:
             self.reasoning_effort = self.output_config.effort
-            self.chat_template_kwargs = {"enable_thinking": True, **self.chat_template_kwargs}
+            if "enable_thinking" not in self.chat_template_kwargs.model_fields_set:
+                self.chat_template_kwargs.enable_thinking = True
             self.thinking_budget = self.thinking.budget_tokens
         return self
 
@@ -180,24 +171,21 @@ class CountRequest(Chat):
         texts = [self.system] if isinstance(self.system, str) else [o.text for o in self.system]
         told = [_BILLING.sub("", text) for text in texts if not _BILLING.fullmatch(text)]
         messages = [Message(role="system", content=[*told])] if told else []
-        offered = [(tool, tool.for_chat()) for tool in self.tools]
         # A search for tools that would run at Anthropic finds none.
         can_search = not any(tool.type.startswith("tool_search_tool") for tool in self.tools)
-        deferred = {
-            tool.name: function
-            for tool, function in offered
-            if tool.defer_loading and tool.type == "custom" and can_search
+        deferred: dict[str, Tool] = {
+            tool.name: tool
+            for tool in self.tools
+            if tool.defer_loading and tool.type == "function" and can_search
         }
         messages += [message for turn in self.messages for message in turn.messages(deferred)]
         tools = [
-            function
-            for tool, function in offered
-            if tool.name not in deferred or "in_message" in function
+            tool for tool in self.tools if tool.name not in deferred or "in_message" in tool.given()
         ]
         given = self.tool_choice
         choice: Any = ToolChoice(name=given.name) if given.type == "tool" else given.type
         choice = "required" if choice == "any" else choice
-        return Talk(messages=messages, tools=tools, tool_choice=choice)
+        return Talk(messages=messages, tools=[*tools], tool_choice=choice)
 
 
 class MessagesRequest(CountRequest):

@@ -18,7 +18,6 @@ MOST_VALUES = 5 * 2**18  # 1.3 million take half a second; the longest list of t
 _HALVES = re.compile(
     rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F][0-9a-fA-F]{2}", re.DOTALL
 )
-_N_HALF = 6  # bytes of the last
 
 
 class Limited(APIRoute):
@@ -57,4 +56,4 @@ class Call(Limited):
 
 
 def _whole(found: re.Match[bytes]) -> bytes:
-    return rb"\ufffd" if len(found[0]) == _N_HALF else found[0]
+    return rb"\ufffd" if len(found[0]) == len(r"\ud800") else found[0]

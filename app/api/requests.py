@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, StrictBool, model_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    model_validator,
+)
 
+from app.api.answers import dumps
 from app.api.errors import ApiError
-from app.api.sampling import Posted, Sampling
-from speculation.chat.template import THINKING
+from app.api.sampling import Posted, Sampling, Tagged
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +73,16 @@ class Completion(Sampling):
     post_sampling_probs: bool = False
 
 
-class Part(Posted):
+class Part(Tagged):
     """A part of a message's content, in any API's words."""
 
     type: str = "text"
-    text: str | None = Field(None, validation_alias=AliasChoices("text", "refusal", "thinking"))
+    text: str = Field("", validation_alias=AliasChoices("text", "refusal", "thinking"))
+    needs: ClassVar = dict.fromkeys(("text", "input_text", "output_text", "refusal"), "text")
 
 
 Parts = list[Part | str]
 Content = str | Parts | dict[str, Any]
-_TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _SOUNDS = ("audio", "input_audio")
 
@@ -96,10 +104,10 @@ def text_of(
         if isinstance(part, str):
             texts.append(part)
         elif part.type in _THOUGHTS:
-            thoughts.append(part.text or "")
-        elif part.type in _TEXTS and part.text is not None:
+            thoughts.append(part.text)
+        elif part.type in Part.needs:
             texts.append(part.text)
-        elif is_new or part.type in _SOUNDS or part.type in _TEXTS:
+        elif is_new or part.type in _SOUNDS:
             raise ApiError(
                 f"a part of type {part.type!r:.40} is not supported: models read text alone here; "
                 f"send text"
@@ -109,13 +117,24 @@ def text_of(
     return between.join(texts), "\n".join(thoughts)
 
 
+class Called(Posted):
+    name: str
+    arguments: str | dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolCall(Posted):
+    id: str | None = Field(None, coerce_numbers_to_str=True)
+    type: Literal["function"] = "function"
+    function: Called
+
+
 class Message(Posted):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -141,8 +160,44 @@ class Prediction(Posted):
     content: Annotated[str, BeforeValidator(_joined)]
 
 
-class Named(Posted):
-    name: str
+def _either(name: str, *others: str, default: Any = None) -> Any:
+    """A field of a tool, which chat completions have in its ``function``."""
+    own = AliasPath("function", name)
+    return Field(default, validation_alias=AliasChoices(own, name, *others))
+
+
+class Format(Posted):
+    definition: str = ""  # a grammar
+
+
+class Tool(Tagged, extra="allow"):
+    """A tool, in any API's words: a function; a ``custom`` one, which takes a text; a search for
+    tools; a namespace of ``tools``; or what would run at another server."""
+
+    type: str = "function"
+    name: str = _either("name", default="")
+    description: str = _either("description", default="")
+    parameters: dict[str, Any] | None = _either("parameters", "input_schema")
+    strict: bool = _either("strict", default=False)
+    format: Format = Format()  # of what a custom tool takes
+    execution: str = "server"  # where a search for tools runs
+    defer_loading: bool = False
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_LISTED)
+    needs: ClassVar = dict.fromkeys(("function", "custom", "namespace"), "name")
+    _is_defined: bool = PrivateAttr(False)  # in a message
+
+    def defined(self) -> str:
+        """Its definition, for a message. The tool is marked, so that the prompt's beginning, with
+        the list of tools, stays as it was before and in the cache."""
+        self._is_defined = True
+        told = self.model_dump(include={"name", "description", "parameters"})
+        return f"<function>{dumps(told)}</function>"
+
+    def given(self) -> dict[str, Any]:
+        """The tool as the engine gets it."""
+        names = {"name", "description", "parameters", "strict"}
+        told = {"type": "function", "function": self.model_dump(include=names, exclude_unset=True)}
+        return {**told, "in_message": True} if self._is_defined else told
 
 
 class ToolChoice(Posted):
@@ -151,7 +206,7 @@ class ToolChoice(Posted):
     type: str = "function"
     name: str = ""
     namespace: str | None = None
-    function: Named | None = None
+    function: Called | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: list[ToolChoice] = Field(default_factory=list, max_length=MOST_LISTED)
     allowed_tools: ToolChoice | None = None
@@ -161,13 +216,10 @@ Choice = Literal["auto", "none", "required"] | ToolChoice
 
 
 class Talk(Posted):
-    """What a chat is about, in a chat completion's terms.
-
-    tools  functions, and tools of other types, which nobody here can run
-    """
+    """What a chat is about, in a chat completion's terms."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    tools: list[dict[str, Any]] = Field(default_factory=list, max_length=MOST_LISTED)
+    tools: list[Tool] = Field(default_factory=list, max_length=MOST_LISTED)
     tool_choice: Choice = "auto"
 
     def given(self) -> tuple[dict[str, Any], ...]:
@@ -191,6 +243,13 @@ def _choice(choice: Choice) -> Any:
     return {"type": "allowed_tools", "mode": some.mode, "tools": [*map(_choice, some.tools)]}
 
 
+class TemplateOptions(Posted, extra="allow"):
+    """Variables of the chat template; two turn reasoning on or off."""
+
+    enable_thinking: StrictBool | None = None
+    thinking: StrictBool | None = None
+
+
 class Chat(Sampling):
     """What the requests for a chat's reply have in common, in any API."""
 
@@ -203,7 +262,7 @@ class Chat(Sampling):
         -1, validation_alias=AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens")
     )
     enable_thinking: StrictBool | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateOptions = TemplateOptions()
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -213,11 +272,6 @@ class Chat(Sampling):
             raise ValueError(
                 "add_generation_prompt and continue_final_message exclude each other; set one"
             )
-        for name in THINKING:
-            value = self.chat_template_kwargs.get(name)
-            if value is not None and not isinstance(value, bool):
-                field = f"chat_template_kwargs.{name}"
-                raise ApiError(f"{field} is {value!r:.60}; give true or false", param=field)
         return self
 
     def talk(self) -> Talk:
@@ -232,9 +286,10 @@ class Chat(Sampling):
     @property
     def reasons(self) -> bool | None:
         """Whether to reason; None = the model's default. What the template is given comes first."""
-        for name in THINKING:
-            if (given := self.chat_template_kwargs.get(name)) is not None:
-                return bool(given)
+        options = self.chat_template_kwargs
+        for given in (options.enable_thinking, options.thinking):
+            if given is not None:
+                return given
         if self.reasoning_effort == "none" or self.thinking_budget == 0:
             return False
         return self.enable_thinking
@@ -242,10 +297,9 @@ class Chat(Sampling):
     def request(self) -> dict[str, Any]:
         """The fields of ``ChatRequest`` that only a chat has. Raises ApiError."""
         told = self.talk()
-        kinds = [str(tool.get("type", "function")) for tool in told.tools]
-        tools = [tool for tool, kind in zip(told.tools, kinds, strict=True) if kind == "function"]
-        if len(tools) < len(kinds):
-            _tell_left_out(tuple(dict.fromkeys(kind for kind in kinds if kind != "function")))
+        tools = [tool.given() for tool in told.tools if tool.type == "function"]
+        if others := [tool.type for tool in told.tools if tool.type != "function"]:
+            _tell_left_out(tuple(dict.fromkeys(others)))
         choice = _choice(told.tool_choice)
         if not tools and choice not in ("auto", "none"):
             raise ApiError(
@@ -265,7 +319,7 @@ class Chat(Sampling):
             "tools": tuple(tools),
             "tool_choice": choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "template_kwargs": {**more, **self.chat_template_kwargs},
+            "template_kwargs": {**more, **self.chat_template_kwargs.model_dump(exclude_unset=True)},
             "continue_last": False if self.add_generation_prompt else self.continue_final_message,
             "prediction": self.prediction.content if self.prediction is not None else "",
             "show_prompt": self.verbose,

@@ -5,36 +5,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import Field
-
-from app.api.answers import dumps
 from app.api.errors import ApiError, unsupported
-from app.api.requests import MOST_LISTED, Choice, ToolChoice
-from app.api.sampling import Posted, Tagged
+from app.api.requests import Choice, Tool, ToolChoice
 
 _DEFAULT = "functions"  # OpenAI's name for what is in no namespace
 _LONGEST = 64  # characters of a name
 _CALLED = ("function", "custom", "tool_search")  # types of tools that a client runs
-
-
-class TextFormat(Posted):
-    definition: str = ""  # a grammar
-
-
-class Tool(Tagged, extra="allow"):
-    """A tool, or a namespace of ``tools``."""
-
-    type: str = "function"
-    name: str = ""
-    description: str = ""
-    parameters: dict[str, Any] | None = None
-    strict: bool = False
-    format: TextFormat | None = None  # of what a custom tool takes
-    execution: str = "server"  # where a search for tools runs
-    tools: list[Tool] = Field([], max_length=MOST_LISTED)
-    needs: ClassVar = {"function": "name", "custom": "name", "namespace": "name"}
 
 
 class Offered:
@@ -44,7 +22,7 @@ class Offered:
     """
 
     def __init__(self, tools: Iterable[Tool]) -> None:
-        self.functions: list[dict[str, Any]] = []
+        self.functions: list[Tool] = []
         self._names: dict[tuple[str, str], str] = {}  # by namespace and name
         self._calls: dict[str, dict[str, Any]] = {}  # by the name that the model knows
         self._offer_all(tools)
@@ -53,10 +31,10 @@ class Offered:
         """Offer what a search for tools found. Returns the definitions, for a message."""
         n_listed = len(self.functions)
         self._offer_all(tools)
-        for function in self.functions[n_listed:]:
-            function["in_message"] = True
-        found = Offered(tools).functions
-        return "\n".join(defined(each) for each in found if "function" in each)
+        new, found = self.functions[n_listed:], Offered(tools).functions
+        for listed in (new, found):  # where the names are the tools' own
+            told = [tool.defined() for tool in listed if tool.type == "function"]
+        return "\n".join(told)
 
     def _offer_all(self, tools: Iterable[Tool]) -> None:
         for tool in tools:
@@ -75,12 +53,12 @@ class Offered:
             call = {"type": "custom_tool_call", "name": tool.name, "input": ""}
             text = {"type": "string"}
             parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-            if tool.format is not None and tool.format.definition:
+            if tool.format.definition:
                 told.append(f"The input follows this grammar:\n{tool.format.definition}")
         elif tool.type == "tool_search" and tool.execution == "client":
             call = {"type": "tool_search_call", "execution": "client", "arguments": {}}
         elif tool.type != "function":
-            self.functions.append({"type": tool.type})
+            self.functions.append(tool)
             return
         known = namespace, tool.name or tool.type
         if known in self._names:  # found by two searches
@@ -89,13 +67,9 @@ class Offered:
         name = _short(name, namespace) if name in self._calls else name
         self._names[known] = name
         self._calls[name] = {**call, "namespace": namespace} if namespace else call
-        function = {
-            "name": name,
-            "description": "\n\n".join(filter(None, told)),
-            "parameters": parameters,
-            "strict": tool.strict,
-        }
-        self.functions.append({"type": "function", "function": function})
+        about = "\n\n".join(filter(None, told))
+        made = Tool(name=name, description=about, parameters=parameters, strict=tool.strict)
+        self.functions.append(made)
 
     def name(self, namespace: str, name: str) -> str:
         """The name under which the model knows a tool, or would."""
@@ -140,11 +114,3 @@ def _short(name: str, namespace: str) -> str:
     """Another name, which no other tool has."""
     digest = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
     return f"{name[: _LONGEST - 9]}_{digest}"
-
-
-def defined(tool: dict[str, Any]) -> str:
-    """The definition of a chat completion's tool, for a message. The tool is marked, so that the
-    prompt's beginning, with the list of tools, stays as it was before and in the cache."""
-    tool["in_message"] = True
-    function = {key: value for key, value in tool["function"].items() if key != "strict"}
-    return f"<function>{dumps(function)}</function>"

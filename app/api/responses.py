@@ -21,6 +21,7 @@ from app.api.reply import Block, Chunk, Conversation, new_id
 from app.api.requests import (
     MOST_LISTED,
     MOST_MESSAGES,
+    Called,
     Chat,
     Choice,
     Content,
@@ -28,8 +29,10 @@ from app.api.requests import (
     Part,
     Parts,
     Talk,
+    Tool,
+    ToolCall,
 )
-from app.api.response_tools import Offered, Tool
+from app.api.response_tools import Offered
 from app.api.sampling import OneReply, Posted, ResponseFormat, Tagged
 from app.api.service import Engine, memory_of
 from app.worker.messages import Done
@@ -166,14 +169,11 @@ def messages_of(items: Sequence[Item], tools: Offered) -> list[Message]:
             turn([Part(type="reasoning", text=text) for text in texts])
         elif item.type in ("function_call", "custom_tool_call", "tool_search_call"):
             is_text = item.type == "custom_tool_call"
-            function = {
-                "name": tools.name(item.namespace, item.name or "tool_search"),
-                "arguments": {"input": item.input} if is_text else item.arguments,
-            }
-            call = {"id": item.call_id, "type": "function", "function": function}
-            told = turn([])
+            name = tools.name(item.namespace, item.name or "tool_search")
+            given = {"input": item.input} if is_text else item.arguments
+            told, function = turn([]), Called(name=name, arguments=given)
             told.tool_calls = told.tool_calls or []
-            told.tool_calls.append(call)
+            told.tool_calls.append(ToolCall(id=item.call_id, function=function))
         elif item.type == "tool_search_output":
             found = tools.define(item.tools) or "No tools were found."
             messages.append(Message(role="tool", tool_call_id=item.call_id, content=found))

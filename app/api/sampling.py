@@ -203,6 +203,7 @@ class Sampling(Posted, extra="allow"):
     logit_bias: TextBiases | ListedBiases = Field(default_factory=dict)
     ignore_eos: bool = False
     response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] = Field(default_factory=list)
     speculation: Speculation = Speculation()
     cache_prompt: bool = True
     t_max_predict_ms: float = 0.0
@@ -216,13 +217,10 @@ class Sampling(Posted, extra="allow"):
     def _is_supported(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name, instead in REFUSED.items():
-            value = given.get(name)
+        for name, value in given.items():
             is_low = isinstance(value, int | float) and value <= _HIGHEST.get(name, 0)
-            if not (is_low or value is None or value in ("", [], {})):
-                raise ApiError(f"{name} is not supported; {instead}", param=name)
-        if given.get("modalities") not in (None, [], ["text"]):
-            raise ApiError('modalities other than "text" are not supported', param="modalities")
+            if name in REFUSED and not (is_low or value is None or value in ("", [], {})):
+                raise ApiError(f"{name} is not supported; {REFUSED[name]}", param=name)
         return given
 
     @property

@@ -124,21 +124,16 @@ class Models:
         if entry is None:
             by_file = [name for name in known if Path(name).name == asked]
             return (by_file[0], True) if by_file and self.switches else (current, False)
+        why = ""
         if not self.switches:
-            raise ApiError(
-                f"{asked} is not loaded; this server has {Path(current).name}. Start it with "
-                f"--model {asked}, or with --switch-models to load models when they are asked for",
-                404,
-                param="model",
-                code="model_not_found",
+            why = f"{asked} is not loaded; this server has {Path(current).name}. Start it with "
+            why += (
+                f"--model {asked}, or with --switch-models to load models when they are asked for"
             )
-        if not is_local(entry):
-            raise ApiError(
-                f"{asked} is not on this machine; `speculation models {asked}` downloads it",
-                404,
-                param="model",
-                code="model_not_found",
-            )
+        elif not is_local(entry):
+            why = f"{asked} is not on this machine; `speculation models {asked}` downloads it"
+        if why:
+            raise ApiError(why, 404, param="model", code="model_not_found")
         return asked, True
 
     async def _end_of_load(self) -> None:

@@ -14,6 +14,7 @@ from tests.support.fake_backend import Recording
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+NOW = {"name": "now", "arguments": {}}
 TOOL = {"type": "function", "function": {"name": "now", "strict": True}}
 
 
@@ -73,8 +74,8 @@ def asked(http: TestClient, **body: Any) -> Any:
             {"content": '{"a": [1]}', "tool_call_id": "1"},
         ),
         (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]},
-            {"content": "", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]},
+            {"role": "assistant", "tool_calls": [{"function": NOW}]},
+            {"content": "", "tool_calls": [{"type": "function", "function": NOW}]},
         ),
     ],
 )
@@ -86,10 +87,12 @@ def test_messages_are_taken_as_clients_send_them(
 
 
 def test_what_is_no_text_is_refused_in_the_turn_that_is_to_be_answered(http: TestClient) -> None:
-    for part in (IMAGE, {"type": "file", "file": {}}, {"type": "text"}):
+    for part in (IMAGE, {"type": "file", "file": {}}):
         answer = asked(http, messages=[HELLO, {"role": "user", "content": [part]}])
         assert answer.status_code == 400
         assert f"type '{part['type']}' is not supported" in answer.json()["error"]["message"]
+    answer = asked(http, messages=[{"role": "user", "content": [{"type": "text"}]}])
+    assert answer.json()["error"]["message"].startswith("messages[0].content[0]: ")
     sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     answer = asked(http, messages=[{"role": "user", "content": [sound]}, HELLO])
     assert "type 'input_audio' is not supported" in answer.json()["error"]["message"]

@@ -11,8 +11,8 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from app.api.errors import ApiError
 from app.api.history import History
-from app.api.requests import ToolChoice
-from app.api.response_tools import Offered, Tool
+from app.api.requests import Tool, ToolChoice
+from app.api.response_tools import Offered
 from app.worker.messages import Failed, Tokens
 from speculation.chat.tools import object_of
 from tests.support.fake_backend import FakeBackend
@@ -295,7 +295,7 @@ def test_names_of_tools_in_namespaces_are_short_and_no_two_are_equal() -> None:
         {"name": "a__b__c"},
     ]
     offered = Offered(Tool.model_validate(tool) for tool in [long, *same])
-    names = [tool["function"]["name"] for tool in offered.functions]
+    names = [tool.name for tool in offered.functions]
     assert len(names) == len(set(names)) == 5 and max(map(len, names)) == 64
     pairs = [("a" * 40, "c" * 40), ("a__b", "c"), ("a", "b__c"), ("", "a__b__c")]
     for namespace, name in pairs:
