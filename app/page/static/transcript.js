@@ -360,6 +360,7 @@ export function editTurn(turn) {
   const row = h("div.row", cancel, h("button.primary", isMessage ? "Send" : "Save"));
   const form = h("form", { onreset, onsubmit, onkeydown }, area, error, row);
   article.append(form);
+  article.classList.add("edited");
   area.focus();
   area.setSelectionRange(area.value.length, area.value.length);
 }
@@ -372,9 +373,10 @@ function copyText(text, button) {
 }
 
 // Tab reaches one button of one turn, the current one. ← and → go from button to button, ↑ and ↓ from turn
-// to turn.
+// to turn. Tab also reaches what scrolls sideways.
 function setCurrent(article, focuses = false) {
-  for (const one of $$("#turns .turn :is(button, a, summary, pre, table):not(form *)")) one.tabIndex = -1;
+  for (const one of $$("#turns .turn :is(button, a, summary):not(form *)")) one.tabIndex = -1;
+  for (const one of $$("#turns :is(pre, table)")) one.tabIndex = one.scrollWidth > one.clientWidth ? 0 : -1;
   if (!article) return;
   const items = activeIn(article);
   roving(items, items.find((item) => item === document.activeElement) ?? items[0]);
@@ -403,8 +405,10 @@ function focusRun(run) {
   run.focus();
 }
 
-// Tells of the drafted run that the mouse is on, or that has the focus.
+// Tells of the drafted run that the mouse is on, or that has the focus, and fills those of a turn at its figures.
 function tellRun({ target, type }) {
+  $(".turn.filled")?.classList.remove("filled");
+  target.closest(".speed")?.parentElement.classList.add("filled");
   const run = target.closest(".drafted") ?? document.activeElement.closest(".drafted");
   const { n, from } = run?.dataset ?? {};
   const told = run ? `${n} ${n === "1" ? "token" : "tokens"} in one step${from ? `, ${from}` : ""}` : "";

@@ -346,7 +346,7 @@ def test_a_replay_shows_each_step_by_mouse_and_keys(chat: Chat) -> None:
     page.keyboard.press("Enter")
     page.wait_for_function("document.activeElement.id === 'scrubber'")
     page.wait_for_function(  # nothing is lost between the conversation and the drawer
-        "document.querySelector('main').getBoundingClientRect().right ==="
+        "document.querySelector('#transcript').getBoundingClientRect().right ==="
         " document.querySelector('#right').getBoundingClientRect().left"
     )
     n = int(page.get_attribute("#scrubber", "max"))
