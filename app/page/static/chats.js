@@ -117,6 +117,8 @@ let hits = [];
 let nSearches = 0; // a new search may start before the last one has ended
 const search = tried(async () => {
   const mine = ++nSearches;
+  await new Promise((done) => setTimeout(done, 150)); // the server reads all texts, so not at each key
+  if (mine !== nSearches) return;
   const text = $("#search").value.trim();
   const found = text ? await api("GET", `/search?q=${encodeURIComponent(text)}`) : { hits: [], n: 0 };
   if (mine !== nSearches) return;
@@ -164,11 +166,7 @@ export function startChats() {
     newChat(!isIncognito);
     currentTarget.ariaPressed = String(isIncognito);
   };
-  let typing = 0;
-  $("#search").oninput = () => {
-    clearTimeout(typing);
-    typing = setTimeout(search, 150); // the server reads all texts
-  };
+  $("#search").oninput = search;
   $("#theme").onclick = switchTheme;
   $("#more").onclick = ({ currentTarget }) =>
     openMenu(currentTarget, [

@@ -21,13 +21,12 @@ export async function openRequests() {
   }
 }
 
-const keepTexts = tried(({ target }) => api("POST", "/requests/texts", { keeps: target.checked }));
-
 function shown({ requests, drafting, keeps_texts }) {
   const head = h("thead", h("tr", ...HEADS.map((text) => h("th", { scope: "col" }, text))));
   const table = h("table", head, h("tbody", ...requests.flatMap(rows)));
   const none = h("p.quiet", "No requests for text yet.");
-  const keep = h("input", { type: "checkbox", checked: keeps_texts, onchange: keepTexts });
+  const onchange = tried(({ target }) => api("POST", "/requests/texts", { keeps: target.checked }));
+  const keep = h("input", { type: "checkbox", checked: keeps_texts, onchange });
   return [
     requests.length ? h("div.sheet", { tabindex: 0, role: "group", "aria-label": "Requests" }, table) : none,
     h("label.quiet", keep, KEEP),

@@ -271,7 +271,9 @@ def test_code_is_downloaded_and_previewed_without_scripts_or_requests(chat: Chat
     page.wait_for_timeout(300)
     assert frame.locator("h1").inner_text() == "Hello"
     # A request that the policy refuses is seen here, too, but has no response.
-    assert [one.url for one in chat.asked if one.response() is not None] == []
+    asked = [one for one in chat.asked if one.frame != page.main_frame]
+    assert [one.url for one in asked if one.response() is not None] == []
+    assert len(asked) > 0
     assert page.evaluate("typeof ran") == "undefined"
     assert page.get_attribute("dialog iframe", "sandbox") == ""
 
@@ -525,6 +527,7 @@ def test_the_first_load_is_small_and_ten_tabs_work(browser: Any, address: str) -
     page.goto(address)
     page.wait_for_selector("html[data-ready]")
     page.wait_for_load_state("load")
+    # 34 are Gradio's. Ours are modules that import each other, which joined files would not allow.
     assert len([url for url in urls if not url.startswith("data:")]) <= 51
     assert sum(n_bytes) < 300_000
     chats = [Chat(context, address) for _ in range(10)]
