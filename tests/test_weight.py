@@ -22,7 +22,7 @@ CAPS = {
     "app/page": 4801,
     "app/page/static": 3035,
     "app/store": 1479,
-    "app/worker": 2365,
+    "app/worker": 2335,
     "batching": 1932,
     "batching/gguf": 810,
     "batching/llama": 3765,

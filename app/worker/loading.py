@@ -254,10 +254,10 @@ class ModelSlot:
             engine.context.text_limit,
             engine.model.chat_template is not None,
             self._n_loads,
-            engine.has_thinking_switch,
-            engine.model.n_mtp > 0,
-            computed_by(engine.model),
-            engine.context.n_rewind > 0,
+            has_thinking_switch=engine.has_thinking_switch,
+            has_mtp=engine.model.n_mtp > 0,
+            computed_by=computed_by(engine.model),
+            can_draft=engine.context.n_rewind > 0,
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
@@ -343,24 +343,24 @@ def facts_of(engine: Engine, devices: tuple[tuple[str, int], ...] = ()) -> Model
     """What the endpoint says of the engine's model."""
     model = engine.model
     return ModelFacts(
-        engine.parallel,
-        str(model.path),
-        model.chat_template or "",
-        _special(engine, "bos"),
-        _special(engine, "eos"),
-        tuple(sorted(model.ends)),
-        model.n_vocab,
-        model.n_ctx_train,
-        model.n_embd,
-        model.n_params,
-        model.n_bytes,
-        model.longest_token,
-        model.fim_tokens,
-        engine.embedding_model,
-        {name: _missing(error) for name, error in engine.unavailable().items()},
-        devices,
-        engine.context.n_threads,
-        (model.n_layer - model.n_host_layers, model.n_layer),
+        parallel=engine.parallel,
+        path=str(model.path),
+        chat_template=model.chat_template or "",
+        bos=_special(engine, "bos"),
+        eos=_special(engine, "eos"),
+        ends=tuple(sorted(model.ends)),
+        n_vocab=model.n_vocab,
+        n_ctx_train=model.n_ctx_train,
+        n_embd=model.n_embd,
+        n_params=model.n_params,
+        n_bytes=model.n_bytes,
+        longest=model.longest_token,
+        fim=model.fim_tokens,
+        embedding_model=engine.embedding_model,
+        missing={name: _missing(error) for name, error in engine.unavailable().items()},
+        devices=devices,
+        n_threads=engine.context.n_threads,
+        gpu_layers=(model.n_layer - model.n_host_layers, model.n_layer),
     )
 
 

@@ -81,7 +81,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Status:
-    """The loaded model, a load's progress, and why the last load failed.
+    """The loaded model, a load's progress, and why the last load failed; sent when it changes.
 
     failed   the model of that load; empty if the error is another one
     is_down  the engine's process has ended, and the model is on its way back
@@ -418,7 +418,8 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Report:
-    """What the engine does, and has done since its process started.
+    """What the engine does, and has done since its process started; sent after changes, at most 10
+    times a second.
 
     running   the ids of the requests that have a slot
     n_waiting  how many others there are

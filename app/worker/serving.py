@@ -106,7 +106,7 @@ class Serving:
     def take_in(
         self, number: int, message: ModelSpec | ChatRequest | Question, body: bytes = b""
     ) -> None:
-        """Do what the message with this number asks for. ``wire`` lists the events.
+        """Do what the message with this number asks for.
 
         ``body`` is its written form.
         """

@@ -4,40 +4,9 @@ A message is a head and a body. The head has the length of the body, the number 
 kind in ``KINDS``, and that of its request (0 = it belongs to none). The body has the fields of the
 kind's dataclass in MessagePack.
 
-To the engine's process:
-
-    kind          asks for
-    ------------  --------------------------------------------------------------------
-    model_spec    a model in place of the loaded one: waiting, loading … loaded, failed
-    chat_request  a reply: waiting, left_out, opening, prompt_tokens, prefill, steps, tokens …
-                  done, failed
-    tokenize      answer or failed, as the next three
-    detokenize
-    render
-    embed
-    unload        answer, when the model is freed
-    cancel        the end of the request with this number
-    close         the end of the process
-
-From it:
-
-    kind          says
-    ------------  --------------------------------------------------------------------
-    waiting       how many others come first
-    loading       a load's progress
-    left_out      which turns the prompt leaves out
-    opening       how to read the reply
-    prompt_tokens  more of the prompt's tokens, with their probabilities
-    prefill       the prompt's progress
-    steps         records of steps, if they are asked for
-    tokens        more of the reply
-    loaded        the end of a load …
-    done          … of a reply …
-    answer        … of a question …
-    failed        … or of any of them; nothing follows these four
-    status        what is loaded, sent whenever it changes
-    report        slots, queue and totals, sent after changes, at most 10 times a second
-    beat          the process is alive, once a second
+``messages`` says what each of them asks for or tells: to the engine's process go a ``ModelSpec``, a
+``ChatRequest``, a ``Question``, ``Cancel`` and ``Close``; from it come events, ``Status``,
+``Report`` and ``Beat``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -13,7 +12,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from app.worker import wire
 from app.worker.messages import ChatRequest, Failed
 from app.worker.wire import KINDS, Outbox, message_of, naming, read, written
 
@@ -60,9 +58,8 @@ def optional(dataclass: Any) -> list[str]:
 
 
 def test_every_kind_is_documented() -> None:
-    documented = re.findall(r"^    ([a-z_]+)(?=  |$)", str(wire.__doc__), re.MULTILINE)
-    names = [re.sub("(?<=.)([A-Z])", r"_\1", kind.__name__).lower() for kind in KINDS]
-    assert [kind for kind in documented if kind != "kind"] == names
+    for kind in KINDS:  # a dataclass without a docstring has its signature as one
+        assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("), kind
 
 
 def test_a_message_that_is_cut_off_is_the_end_of_the_pipe() -> None:
