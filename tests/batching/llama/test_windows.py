@@ -57,7 +57,7 @@ def test_a_copy_can_be_cut_anywhere(context: Context, model: Model, n_kept: int)
         other.seq_rm(2, n_kept, -1)
         rows = text_rows([5], n_kept, [True])
         rows.seq_ids = [range(2, 3)]
-        np.testing.assert_allclose(other.decode(rows).logits(0), expected, atol=1e-5)
+        np.testing.assert_allclose(other.decode(rows).logits(0), expected, atol=1e-4)
 
 
 def test_a_copy_that_does_not_fit_leaves_the_sequence_empty(context: Context, model: Model) -> None:
@@ -66,7 +66,7 @@ def test_a_copy_that_does_not_fit_leaves_the_sequence_empty(context: Context, mo
     with Context(model, replace(SIZES, n_ctx=256)) as small:
         assert not small.copy_in(0, state)
         found = logits_after(small, TEXT[:100])
-    np.testing.assert_allclose(found, logits_after(context, TEXT[:100]), atol=1e-5)
+    np.testing.assert_allclose(found, logits_after(context, TEXT[:100]), atol=1e-4)
 
 
 @pytest.mark.parametrize(("n_seq", "n_kept"), [(1, 0), (2, 100)])
@@ -86,7 +86,7 @@ def test_cells_that_one_sequence_alone_has_may_be_lost_and_then_it_is_read_anew(
     assert second.n_kept(OTHER[:100]) == n_kept
     assert prefill(second, OTHER[:100]) == n_kept
     found = slots[1].decode(text_rows([5], 100, [True], n_seq)).logits(0)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_prompts_longer_than_the_window_are_read_in_a_context_of_their_own(
@@ -102,7 +102,7 @@ def test_prompts_longer_than_the_window_are_read_in_a_context_of_their_own(
                 rows = text_rows(TEXT[first:end], first, [False] * 150)
                 assert prompts.read(TEXT, slot, rows)
             found = slot.decode(text_rows([5], 300, [True])).logits(0)
-            np.testing.assert_allclose(found, expected, atol=1e-5)
+            np.testing.assert_allclose(found, expected, atol=1e-4)
             slot.seq_rm(-1, 0, -1)
         assert prompts.read(OTHER, slots.slots[0], text_rows(OTHER, 0, [False] * 300))
         assert prompts.read(TEXT, slots.slots[1], text_rows(TEXT[:200], 0, [False] * 200))
