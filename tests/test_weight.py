@@ -19,7 +19,7 @@ CAPS = {
     "app": 1145,
     "app/api": 3935,
     "app/mcp": 517,
-    "app/page": 4801,
+    "app/page": 4797,
     "app/page/static": 3035,
     "app/store": 1479,
     "app/worker": 2335,

@@ -34,6 +34,8 @@ from app.worker.messages import ChatRequest
 from speculation.registry.entries import title_of
 
 Json = dict[str, Any]
+Files = Sequence[Mapping[str, Any]]  # of a message, with names and texts
+Methods = tuple[str, str]  # that race
 Branch = Sequence[tuple[Turn, Sequence[int]]]  # turns with their siblings
 FIRST_INCOGNITO = 2**40  # the least id of a turn that is only in memory
 EMPTY = "the message is empty; give a text or a file"
@@ -238,9 +240,7 @@ class Chats:
 
         return await self._begin(ask, chat, begun, how=how)
 
-    async def edit(
-        self, ask: Ask, turn: int, text: str, files: Sequence[Mapping[str, Any]] | None
-    ) -> Json:
+    async def edit(self, ask: Ask, turn: int, text: str, files: Files | None) -> Json:
         """Add another version of a message, and begin its reply; or one of a reply.
 
         Without ``files``, a message keeps its own.
@@ -359,9 +359,7 @@ class Chats:
             self.jobs.start(job)
             return {"turns": turns, "chat": self.tell(found), "seq": seq}
 
-    def _request(
-        self, chat: str | None, prompt: Prompt, settings: Settings, ask: Ask
-    ) -> ChatRequest:
+    def _request(self, chat: str, prompt: Prompt, settings: Settings, ask: Ask) -> ChatRequest:
         return ChatRequest(
             uuid4().hex,
             prompt.messages,
@@ -377,29 +375,27 @@ class Chats:
 
     # Races
 
-    async def race_turn(self, ask: Ask, turn: int, methods: tuple[str, str], rounds: int) -> str:
+    async def race_turn(self, ask: Ask, turn: int, methods: Methods, rounds: int) -> str:
         """Start a race on the message of a turn; returns its id."""
-        found = await self.turn(ask.owner, turn)
-        chat = found.chat
 
         def read(store: Store) -> tuple[Chat, list[Turn]]:
-            path = store.path(chat, ask.owner, leaf=turn)
-            return store.chat(chat, ask.owner), [one for one, _ in path]
+            chat = store.chat(store.turn(turn, ask.owner).chat, ask.owner)
+            return chat, [one for one, _ in store.path(chat.id, ask.owner, leaf=turn)]
 
-        kept, turns = await self.store_of(chat).transaction(read)
+        kept, turns = await self.store_of_turn(turn).transaction(read)
         while turns and turns[-1].role != "user":
             turns.pop()
         if not turns:
             raise ApiError("this text answers no message, so nothing can be raced")
         if ask.settings is None:
             ask = replace(ask, settings=kept.settings)
-        return self.race(ask, turns, methods, rounds, chat)
+        return self.race(ask, turns, methods, rounds, kept.id)
 
     def race(
         self,
         ask: Ask,
         turns: Sequence[Turn],
-        methods: tuple[str, str],
+        methods: Methods,
         rounds: int,
         chat: str | None = None,
     ) -> str:
