@@ -397,7 +397,7 @@ class Chats:
         turns: Sequence[Turn],
         methods: Methods,
         rounds: int,
-        chat: str | None = None,
+        chat: str = "",
     ) -> str:
         """Start a race on turns, whose last one is a message; returns its id."""
         given = dict(ask.settings or {})
