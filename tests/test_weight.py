@@ -20,7 +20,7 @@ CAPS = {
     "app/api": 3935,
     "app/mcp": 517,
     "app/page": 4797,
-    "app/page/static": 3035,
+    "app/page/static": 3033,
     "app/store": 1479,
     "app/worker": 2335,
     "batching": 1932,

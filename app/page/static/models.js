@@ -60,10 +60,10 @@ export async function openModels(act = null) {
     ),
     h("details", h("summary.quiet", "Advanced"), h("div.row", ...advanced)),
   );
-  const found = ["folder", "hub", "models"].map((id) => h("div", { id }));
+  const [about, ...found] = ["computed-by", "folder", "hub", "models"].map((id) => h("div", { id }));
   found[2].append(quiet("Reading the models…"));
-  const about = h("p.quiet", { id: "computed-by" });
-  const dialog = openDialog(act ? "Answer again with another model" : "Models", "wide models", about, fields, h("div.row", search, byPath), ...found);
+  const title = act ? "Answer again with another model" : "Models";
+  const dialog = openDialog(title, "wide models", about, fields, h("div.row", search, byPath), ...found);
   dialog.addEventListener("close", () => (modelList = hubList = folder = null));
   showFields(dialog);
   await tried(readModels)();
@@ -111,14 +111,14 @@ function folderList() {
   const go = (path) => tried(() => readFolder(path));
   const { folder: value, folders, files, parent } = folder;
   const isKept = modelList.folders.includes(value);
-  const keep = tried(() => api("POST", "/models/kept", { kind: "folders", value, keeps: !isKept }));
   const entry = (one, label, action) => h("li", { id: `in ${one.path}` }, button(label, action, { class: "name" }));
   const up = entry({ path: "" }, "↑ The folder above", go(parent));
   const rest = [
     ...folders.map((one) => entry(one, `${one.name}/`, go(one.path))),
     ...files.map((one) => entry(one, `${one.name}, ${inSize(one.n_bytes)}: load`, () => loadFile(one.path))),
   ];
-  const looks = plain(isKept ? "Stop looking here for models" : "Always look here for models", keep);
+  const look = tried(() => keep("folders", value, !isKept));
+  const looks = plain(`${isKept ? "Stop looking" : "Always look"} here for models`, look);
   const close = plain("Close", () => ((folder = null), showModels()));
   return [h("h3", value), h("div.row", looks, close), h("ul.folder", up, ...rest)];
 }
@@ -150,10 +150,7 @@ export function refreshModels() {
   refreshing = setTimeout(tried(read), 200);
 }
 
-listeners.models = () => {
-  refreshModels();
-  findDraft();
-};
+listeners.models = () => (refreshModels(), findDraft());
 
 // The draft model that fits the loaded model is offered on the start page and in the model's row.
 let draft = {};
@@ -177,6 +174,7 @@ function offerDraft() {
   return [`${draft.title} has the same vocabulary and can draft for it. `, plain("Try it in a race", tryIt)];
 }
 
+let toldError; // of a load, which is brought into view once
 export function showModels() {
   if (!modelList || !modelsBox()) return;
   setText($("#computed-by"), modelList.computed_by);
@@ -186,6 +184,9 @@ export function showModels() {
   const filled = Object.entries(groups).filter(([, rows]) => rows.length);
   render($("#folder"), ...folderList());
   render(modelsBox(), ...filled.flatMap(([title, rows]) => [h("h3", title), h("ul", ...rows)]));
+  const error = $("[role=alert]", modelsBox());
+  if (error && error.textContent !== toldError) error.scrollIntoView({ block: "nearest" });
+  toldError = error?.textContent;
   const { repo, models = [] } = hubList ?? {};
   const none = !models.length && quiet("This repository has no GGUF of a model.");
   render($("#hub"), ...(repo ? [h("h3", `Hub: ${repo}`), none || h("ul", ...models.map(modelRow))] : []));
@@ -198,10 +199,7 @@ function groupOf({ is_here, is_recent, can_download, part }) {
 
 function modelRow(model) {
   const isOpen = openedModel === model.name;
-  const onclick = () => {
-    openedModel = isOpen ? "" : model.name;
-    showModels();
-  };
+  const onclick = () => ((openedModel = isOpen ? "" : model.name), showModels());
   const { part, trouble } = model;
   const loading = server.status?.loading;
   const isLoading = loading?.model === model.name;
@@ -282,12 +280,12 @@ function modelDetails(model) {
       "div.row",
       isLoaded(model) && act("Load again", () => load(model)),
       model.is_here && model.can_delete && act("Delete…", () => deleteModel(model)),
-      model.is_recent && act("Remove from this list", () => forgetModel(model)),
+      model.is_recent && act("Remove from this list", () => keep("recent", model.name, false)),
     ),
   );
 }
 
-const forgetModel = ({ name }) => api("POST", "/models/kept", { kind: "recent", value: name, keeps: false });
+const keep = (kind, value, keeps) => api("POST", "/models/kept", { kind, value, keeps });
 
 // The draft models with its vocabulary, and the heads that models.txt or the loaded model has.
 function modelExtras(model) {

@@ -170,9 +170,13 @@ def test_a_model_is_loaded_and_one_that_fails_leaves_the_last_one(
         page.fill("[aria-label='Path or name of a model']", name)
         page.press("[aria-label='Path or name of a model']", "Enter")
 
+    page.set_viewport_size({"width": 1280, "height": 440})
     load(str(tmp_path / "none.gguf"))
     failed = ".model:has(b:text-is('none')) .error:has-text('none.gguf')"
     page.wait_for_selector(failed)
+    is_in_view = "(one) => one.getBoundingClientRect().bottom <= innerHeight"
+    assert page.eval_on_selector(failed, is_in_view)
+    page.set_viewport_size({"width": 1280, "height": 800})
     page.wait_for_selector("#model-error:has-text('none.gguf')")
     other = page.context.new_page()  # nobody asked for it there
     other.goto(page.url)
