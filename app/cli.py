@@ -51,8 +51,7 @@ def _run(given: Sequence[str], prog: str) -> int:
         print(VERSION if name == "--version" else USAGE.strip())
         return 0
     print(
-        f"speculation: unknown command {name!r}; `speculation --help` lists them",
-        file=sys.stderr,
+        f"speculation: unknown command {name!r}; `speculation --help` lists them", file=sys.stderr
     )
     return FAILED
 

@@ -16,13 +16,13 @@ from tests.support.paths import ROOT
 
 # Lines of Python, JavaScript, CSS, HTML and shell, with blank lines and docstrings.
 CAPS = {
-    "app": 1145,
+    "app": 1144,
     "app/api": 3935,
     "app/mcp": 517,
-    "app/page": 4797,
+    "app/page": 4792,
     "app/page/static": 3033,
     "app/store": 1479,
-    "app/worker": 2335,
+    "app/worker": 2321,
     "batching": 1932,
     "batching/gguf": 810,
     "batching/llama": 3765,

@@ -392,12 +392,7 @@ class Chats:
         return self.race(ask, turns, methods, rounds, kept.id)
 
     def race(
-        self,
-        ask: Ask,
-        turns: Sequence[Turn],
-        methods: Methods,
-        rounds: int,
-        chat: str = "",
+        self, ask: Ask, turns: Sequence[Turn], methods: Methods, rounds: int, chat: str = ""
     ) -> str:
         """Start a race on turns, whose last one is a message; returns its id."""
         given = dict(ask.settings or {})

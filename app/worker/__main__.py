@@ -41,10 +41,7 @@ def main() -> None:
     load_method_file(method_file)
     has_changed = threading.Event()
     serving = Serving(
-        outbox.put,
-        trace_batches=trace or None,
-        memory=memory or None,
-        on_change=has_changed.set,
+        outbox.put, trace_batches=trace or None, memory=memory or None, on_change=has_changed.set
     )
     threading.Thread(target=_beat, args=(outbox,), daemon=True).start()
     threading.Thread(target=_report, args=(outbox, serving, has_changed), daemon=True).start()

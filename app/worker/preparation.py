@@ -26,13 +26,7 @@ from batching.errors import InvalidParameter
 from batching.llama.model import Model
 from batching.watched import checkpoint
 from speculation.chat.reasoning import thinking_marks
-from speculation.chat.template import (
-    ChatOptions,
-    ChatPrompt,
-    chat_prompt,
-    chat_text,
-    template_of,
-)
+from speculation.chat.template import ChatOptions, ChatPrompt, chat_prompt, chat_text, template_of
 from speculation.chat.tool_format import GENERIC, tool_format
 from speculation.chat.tool_grammar import reply_grammar
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
@@ -109,9 +103,7 @@ def answer_to(engine: Engine, question: Question) -> Answer:
     model = engine.model
     if isinstance(question, Tokenize):
         tokens = model.tokenize(
-            question.text,
-            add_special=question.add_special,
-            parse_special=question.parse_special,
+            question.text, add_special=question.add_special, parse_special=question.parse_special
         )
         piece = model.piece if question.with_pieces else lambda _: b""
         return Answer(tokens=tuple((token, piece(token)) for token in tokens))
@@ -169,10 +161,7 @@ def _text(model: Model, tokens: Sequence[int]) -> str:
 
 
 def _chat_prompt(
-    engine: Engine,
-    request: ChatRequest,
-    sampling: SamplingParams,
-    emit: Callable[[Event], object],
+    engine: Engine, request: ChatRequest, sampling: SamplingParams, emit: Callable[[Event], object]
 ) -> ChatPrompt:
     options = _chat_options(engine, request)
     left_out = _left_out(engine, request, options["thinking"])
