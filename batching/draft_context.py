@@ -49,10 +49,6 @@ class DraftContext:
         self.keep(0, 1)
         self._cache.share(other._cache, min(n_tokens, other.n_past))
 
-    def _use_leaves(self, n_leaves: int) -> None:
-        self.n_leaves = min(n_leaves, self.target.n_seq_max)
-        self._cache.reserve(self.n_leaves)
-
     @property
     def n_past(self) -> int:
         """Number of committed tokens."""
@@ -72,7 +68,8 @@ class DraftContext:
     def keep(self, n_tokens: int, n_leaves: int) -> None:
         """Keep the first ``n_tokens`` committed tokens; later trees have ``n_leaves``."""
         self._drop_tree(0)
-        self._use_leaves(n_leaves)
+        self.n_leaves = min(n_leaves, self.target.n_seq_max)
+        self._cache.reserve(self.n_leaves)
         self._cache.truncate(n_tokens)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[Output]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -77,15 +77,11 @@ def followed(schema: str | Schema, *, strict: bool = False) -> tuple[dict[str, A
         ) from None
 
 
-def tell(where: str, left_out: Sequence[str]) -> None:
+@lru_cache(maxsize=256)
+def tell(where: str, *left_out: str) -> None:
     """Warn about what is not enforced, once for each schema."""
     if left_out:
-        _warn_once(f"{where} is followed without {', '.join(left_out)}")
-
-
-@lru_cache(maxsize=256)
-def _warn_once(message: str) -> None:
-    log.warning(message)
+        log.warning("%s is followed without %s", where, ", ".join(left_out))
 
 
 def _styled(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def grammar_of(sampling: SamplingParams) -> str | None:
     """The structure that ``sampling`` asks for, as llguidance reads it. Raises GrammarError."""
     if sampling.json_schema is not None:
         schema, left_out = followed(sampling.json_schema, strict=sampling.strict)
-        tell("a JSON schema", left_out)
+        tell("a JSON schema", *left_out)
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     given = sampling.regex or sampling.grammar or ""
     utf8(given)  # llguidance cannot read half a character

@@ -110,34 +110,26 @@ def _companion(file: GGUFFile) -> str | None:
 def _metadata_problems(file: GGUFFile) -> Iterator[str]:
     """Hyperparameters out of range."""
     architecture = file.metadata.get("general.architecture")
-    n_experts = file.number(f"{architecture}.expert_count")
-    n_groups = file.number(f"{architecture}.expert_group_count")
+    n_layers, n_experts, n_groups = (
+        file.number(f"{architecture}.{key}_count") for key in ("block", "expert", "expert_group")
+    )
+    unread = [] if n_groups > 1 else ["expert_group_used_count"]  # by llama.cpp
     if architecture in DENSE and n_experts <= 1:
         n_experts = n_groups = 0
-        used = None  # llama.cpp does not read it
-    else:
-        used = file.metadata.get(f"{architecture}.expert_used_count", 0)
+        unread = [f"expert_{name}" for name in ("count", "used_count", "group_count")]
+        unread += ["expert_group_used_count"]
     # Missing and non-numeric values need no check: llama.cpp reports them without aborting.
-    for key, value, low, high in (
-        ("block_count", file.metadata.get(f"{architecture}.block_count"), 1, MAX_LAYERS),
-        (
-            "nextn_predict_layers",
-            file.metadata.get(f"{architecture}.nextn_predict_layers"),
-            0,
-            file.number(f"{architecture}.block_count"),
-        ),
-        ("expert_count", n_experts, int(architecture in EXPERTS), MAX_EXPERTS),
-        ("expert_used_count", used, min(1, n_experts), n_experts),
-        ("expert_group_count", n_groups, 0, max(0, n_experts - 1)),
-        (
-            "expert_group_used_count",
-            file.number(f"{architecture}.expert_group_used_count") if n_groups > 1 else None,
-            1,
-            n_groups - 1,
-        ),
+    for key, low, high, missing in (
+        ("block_count", 1, MAX_LAYERS, None),
+        ("nextn_predict_layers", 0, n_layers, None),
+        ("expert_count", int(architecture in EXPERTS), MAX_EXPERTS, 0),
+        ("expert_used_count", min(1, n_experts), n_experts, 0),
+        ("expert_group_count", 0, max(0, n_experts - 1), 0),
+        ("expert_group_used_count", 1, n_groups - 1, 0),
     ):
+        value = file.metadata.get(f"{architecture}.{key}", missing)
         number = max(value, default=0) if isinstance(value, list) else value
-        if isinstance(number, int) and not low <= number <= high:
+        if key not in unread and isinstance(number, int) and not low <= number <= high:
             yield f"{architecture}.{key} is {number}, outside {low} to {high}"
     of_some = [key for key, some in DIVISORS_OF.items() if architecture in some.split()]
     for key in DIVISORS + of_some:

@@ -219,7 +219,7 @@ class _Grammar:
             schema, left_out = followed(schema, strict=whole.strict)
         except GrammarError as error:
             raise InvalidParameter(f"{whole.where}: {error}") from error
-        tell(whole.where, left_out)
+        tell(whole.where, *left_out)
         return self.rule(f"%json {json.dumps(schema)}")
 
 
