@@ -25,15 +25,14 @@ STATE_ROWS = 64
 
 
 class StateReader(Protocol):
-    """Reads the target's states over the prompt, for drafting heads that take them as input."""
+    """Reads the target's states over the prompt, for drafting heads that take them as input.
 
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether it reads ``Output.hidden``."""
+    needs_hidden  whether it reads ``Output.hidden``
+    needs_layers  the layers whose ``Output.aux_hidden_states`` it reads
+    """
 
-    @property
-    def needs_layers(self) -> tuple[int, ...]:
-        """The layers whose ``Output.aux_hidden_states`` it reads."""
+    needs_hidden: bool
+    needs_layers: tuple[int, ...]
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Return the index of the first prompt token whose state is needed.

@@ -74,7 +74,6 @@ class Engine:
         self.parallel = parallel
         self._driver, self._runtime, self._scheduler = driver, runtime, scheduler
         self._embedding = threading.Lock()  # held while texts get vectors
-        driver.step = scheduler.step
         atexit.register(self.close)  # the thread must not compute while Python ends
 
     @classmethod
@@ -112,9 +111,9 @@ class Engine:
         n = source.parallel
         runtime = Runtime.open(source, progress)
         try:
-            driver.idle = runtime.rest
-            files = _text_files(runtime, source.keep_texts)
-            return cls(driver, runtime, Scheduler(runtime, n, files), n)
+            scheduler = Scheduler(runtime, n, _text_files(runtime, source.keep_texts))
+            driver.step, driver.idle = scheduler.step, runtime.rest
+            return cls(driver, runtime, scheduler, n)
         except BaseException:
             runtime.close()
             raise

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import inf
-from typing import Any
 
 from batching.cache import SequenceCache
 from batching.clock import now
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Seat
 from speculation.idle.copies import WORTH_KEEPING, IdleTexts
 from speculation.idle.files import TextFiles
 from speculation.runtime import Runtime
@@ -69,9 +68,9 @@ class Places:
         """The place where it is."""
         return next(place for place in self.places if place.sequence is sequence)
 
-    def resources_of(self, place: Place, **of_text: Any) -> Resources:
-        """The resources of ``place``; ``of_text`` as in ``Resources.for_text``."""
-        return self.runtime.resources.for_text(place.slot.index, self.n_slots, **of_text)
+    def seat_of(self, place: Place) -> Seat:
+        """Where the drafts of ``place`` are made."""
+        return self.runtime.resources.seat_of(place.slot.index, self.n_slots)
 
     def is_being_read(self, waiting: TokenSequence) -> bool:
         """Whether another text is reading much that the prompt of ``waiting`` begins with.
@@ -128,7 +127,7 @@ class Places:
         elif common[chosen] < common[best]:
             self._drop(chosen)
             chosen.cache.share(best.cache, common[best])
-            self.resources_of(chosen).share_text(self.resources_of(best), common[best])
+            self.seat_of(chosen).share_text(self.seat_of(best), common[best])
             chosen.n_prompt, chosen.on_disk = common[best], best.on_disk
         elif chosen.n_lost(common[chosen]) >= WORTH_KEEPING:
             self._keep(chosen)
@@ -137,8 +136,8 @@ class Places:
             chosen.cache.reserve(min(2, chosen.slot.n_seq_max))
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
-        resources = self.runtime.resources
-        reads_again = resources.draft is not None or resources.heads  # what drafts, that is
+        seat = self.runtime.resources.seat
+        reads_again = seat.draft is not None or seat.heads  # what drafts, that is
         if self.idle.pays and not reads_again:
             for place in others:
                 self._drop(place)
@@ -200,7 +199,7 @@ class Places:
             if n_used > self.runtime.context.n_ctx:
                 self._drop(place)
             elif draft is not None and n_used > draft.n_ctx:
-                self.resources_of(place).forget_text()
+                self.seat_of(place).forget_text()
             else:
                 break
             n_used -= n_idle
@@ -209,7 +208,7 @@ class Places:
         """Empty a place; a text worth it is kept outside of the cache."""
         self._keep(place)
         place.cache.truncate(0)
-        self.resources_of(place).forget_text()
+        self.seat_of(place).forget_text()
 
     def _keep(self, place: Place, *, is_last: bool = False) -> None:
         """Copy a text that is worth it out of the cache."""

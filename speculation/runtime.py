@@ -31,7 +31,7 @@ from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.auto.calibration import guess, measure
 from speculation.drafting.cost import Cost
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, Seat
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.embedding import Embedder, PooledStates, PooledTexts
 from speculation.heads.base import Head
@@ -173,20 +173,16 @@ class Runtime:
         self._states_key = " ".join(beside)
         self.resources = Resources(
             self._first_cost,
-            model=model,
             n_rewind=context.n_rewind,
-            draft=draft,
+            seat=Seat(draft, heads),
             # A step reads all weights, so that they say what it takes.
             draft_share=draft.model.n_bytes / model.n_bytes if draft is not None else 0.0,
-            heads=heads,
             draft_sampler=self._draft_sampler,
             memory=SuffixMemory()
             if source.memory_file is None or not source.memory_file.exists()
             else SuffixMemory.load(source.memory_file, fingerprint(model.path), model.n_vocab),
             saved=learnt.states(self._learnt, self._states_key),
         )
-        for head in self.resources.heads.values():
-            head.start(_head_params(context), context)
 
     @classmethod
     def open(cls, source: LoadParams, progress: Callable[[float], None] | None = None) -> Runtime:
@@ -232,6 +228,8 @@ class Runtime:
             files = [resolve(file) for file in heads_for(name, given)]
             heads = load_heads(files, model, source.kinds)
             opened += heads.values()
+            for head in heads.values():
+                head.start(_head_params(context), context)
             embedder: Embedder | None = None
             if source.embedding_model is not None:
                 loading = model_file(source.embedding_model)
@@ -269,7 +267,7 @@ class Runtime:
             n_seq_max=1 + n_branches,
             flash_attn="on" if context.flash_attn else "off",  # measured when it was first made
         )
-        attached = [head for head in self.resources.heads.values() if head.attends_to_target]
+        attached = [head for head in self.resources.seat.heads.values() if head.attends_to_target]
         for head in attached:
             head.stop()
         context.close()
@@ -345,14 +343,16 @@ class Runtime:
         """Save what was learnt, and free everything."""
         if self.model.is_closed:
             return
-        if self.resources.known_cost is not None:
-            self._save_learnt(self.resources.known_cost)
+        if self.resources.kept.cost is not None:
+            self._save_learnt(self.resources.kept.cost)
         self._save_memory()
         if self._embedder is not None:
             self._embedder.close()
-        for item in (*self.resources.heads.values(), self.model, self.draft and self.draft.model):
-            if item is not None:
-                item.close()  # a model with its contexts
+        for head in self.resources.seat.heads.values():
+            head.close()
+        self.model.close()  # with its contexts
+        if self.draft is not None:
+            self.draft.model.close()
 
     def _save_learnt(self, cost: Cost) -> None:
         states = self.resources.to_save(self._source.saved)

@@ -159,8 +159,9 @@ class Scheduler:
         """Start one that has room; returns whether the batch has its rows, too."""
         places, request, runtime = self.places, one.request, self._runtime
         place = places.find(one)
-        resources = places.resources_of(
-            place,
+        resources = runtime.resources.for_text(
+            place.slot.index,
+            places.n_slots,
             sampling=request.sampling,
             prediction=request.prediction,
             memory=request.memory,
@@ -271,7 +272,7 @@ class Scheduler:
         if is_alone:
             self.places.shrink(self.places.of(first), first.room + 1)  # others may need the rest
         n_rows = sum([len(rows) for rows in pieces.values()])
-        cost = self._runtime.resources.known_cost
+        cost = self._runtime.resources.kept.cost
         if cost is not None and n_rows >= _TILE and not writing:
             cost.has_read(n_rows, now() - start)
 

@@ -346,7 +346,7 @@ def _steps(model: Model, steps: Sequence[RecordedStep]) -> Steps:
 
 def _drafting(engine: Engine, text: Reply, model: LoadedModel | None) -> Drafting:
     """What is known of drafts at the end of a text."""
-    cost = engine.resources.known_cost
+    cost = engine.resources.kept.cost
     if cost is None or model is None:
         return Drafting()
     prices = cost.prices(len(text.prompt) + len(text.token_ids), engine.n_running)

@@ -20,21 +20,20 @@ def choose(
 ) -> None:
     """Keep of the sequences' trees the drafts that are worth decoding together and beside
     ``pieces`` of prompts: at most ``max_rows`` if there are several sequences."""
-    n_prompt = sum(map(len, pieces.values()))
-    is_alone = len(sequences) == 1 and not pieces
-    if prices is not None:
-        if not is_alone:
-            n_prompt += sum([one.cache.n_deferred for one in sequences])
-        _choose_nodes(sequences, n_prompt, prices, NO_LIMIT if is_alone else max_rows)
-        if not is_alone:
-            _give_one_length(sequences, prices)
+    if prices is None:
+        return
+    if len(sequences) == 1 and not pieces:
+        _choose_nodes(sequences, 0, prices, NO_LIMIT)
+        return
+    n_prompt = sum(map(len, pieces.values())) + sum([one.cache.n_deferred for one in sequences])
+    _choose_nodes(sequences, n_prompt, prices, max_rows)
+    _give_one_length(sequences, prices)
 
 
 def _choose_nodes(
     sequences: Sequence[TokenSequence], prompt_rows: int, prices: Prices, max_rows: int
 ) -> None:
-    """A method with parameters of its own decodes all that it drafted: those rows are given, as
-    are ``prompt_rows``."""
+    """Other methods decode all that they drafted: those rows are given, as ``prompt_rows`` are."""
     chosen = [one for one in sequences if one.chooser is not None and len(one.tree) > 1]
     if not chosen:
         return

@@ -28,7 +28,8 @@ from speculation.drafter import (
     Step,
 )
 from speculation.drafting.cost import SIZES, Cost, Prices
-from speculation.drafting.resources import Resources, State
+from speculation.drafting.resources import Resources
+from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.system.params import Params, param
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
@@ -85,7 +86,7 @@ def _make(
     if not resources.n_rewind:
         return None
     cost = resources.cost  # measured before there are views of the resources
-    theirs = resources if params.memory else resources.without_memory()
+    theirs = resources if params.memory else replace(resources, memory=SuffixMemory.off())
     sources = []
     for spec in methods():
         name, as_source = spec.source_name, spec.as_source
@@ -105,19 +106,17 @@ def _make(
 def _asks(name: str, resources: Resources, share: float) -> Asks:
     """What is known of asking a source: at first what two levels and a row are expected to take."""
 
-    def make(saved: object) -> tuple[Asks, State]:
+    def make(saved: object) -> Asks:
         cost, curve = resources.cost, resources.cost.curve(0)
         seconds = 2 * share * curve.at(1) + curve.at(2) - curve.at(1)
-        asks = Asks(saved, seconds=seconds, reading=share * cost.row_seconds)
-        return asks, asks.state
+        return Asks(saved, seconds=seconds, reading=share * cost.row_seconds)
 
-    known_asks(resources)[name] = found = resources.learnt(name, make)
-    return found
+    return resources.learnt(name, make)
 
 
 def known_asks(resources: Resources) -> dict[str, Asks]:
     """What is known of asking the sources of the texts so far."""
-    return resources.keep("asks", dict)
+    return {name: one for name, one in resources.kept.objects.items() if isinstance(one, Asks)}
 
 
 class Auto(Chooser):
@@ -225,14 +224,13 @@ class Auto(Chooser):
         asked = self._asked
         if not asked:
             return
-        prices, n_rows = self._prices, self.cost.last_rows
+        curve, n, n_rows = self._prices.curve, self._prices.n_texts, self.cost.last_rows
         spent = step.own_seconds + clock.now() - start
         rest = spent - sum([source.seconds for source in asked])
         self.cost.overhead.add(rest)
-        more = prices.curve.at(n_rows) - prices.curve.at(prices.n_texts)
-        row = more / max(1, n_rows - prices.n_texts)
+        row = (curve.at(n_rows) - curve.at(n)) / max(1, n_rows - n)
         accepted = set(step.path)
-        saved = (len(accepted) - 1) * prices.plain
+        saved = (len(accepted) - 1) * self._prices.plain
         self._spare += saved - row * (len(step.tree) - 1) - spent
         for source in asked:
             source.learn(accepted, row, rest / len(asked))

@@ -17,13 +17,9 @@ _SHARE = 0.3
 def fuse(tree: TokenTree, other: TokenTree) -> list[int]:
     """Add ``other`` to ``tree``, both below the same root; return the nodes of its drafts."""
     placed = [0]
-    below: dict[int, list[int]] = {}  # node of ``other`` -> its children
     for node in range(1, len(other)):
-        below.setdefault(other.parents[node], []).append(node)
-    for node in range(len(other)):
-        if node:
-            placed.append(tree.add(placed[other.parents[node]], other.tokens[node], prob=0.0))
-    for parent, children in below.items():
+        placed.append(tree.add(placed[other.parents[node]], other.tokens[node], prob=0.0))
+    for parent, children in other.drafts().items():
         known = [n for n in range(1, len(tree)) if tree.parents[n] == placed[parent]]
         _update(tree, known, {placed[child]: other.probs[child] for child in children})
     return placed[1:]

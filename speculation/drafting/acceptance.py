@@ -82,6 +82,9 @@ class Acceptance:
         self._latest = self  # keeps the offset of whichever text learnt last
         self._probs: dict[int, float] = {}  # cache by cell, cleared on learning
 
+    def state(self) -> list[float]:
+        return self.log_odds
+
     def of_text(self) -> Acceptance:
         """The acceptance in a text that begins, from half the offset of whichever learnt last."""
         text = copy(self)

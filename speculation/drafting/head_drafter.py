@@ -108,10 +108,12 @@ class HeadDrafter(TreeDrafter):
 
         Raises MissingResource if no such head is loaded.
         """
-        head = resources.require_heads(kind, method, what)
+        head, contexts = resources.require_heads(kind, method, what), resources.seat.head_contexts
+        if head not in contexts:
+            contexts[head] = _make_context(head)
         return cls(
             params,
-            resources.keep(("head context", head), lambda: _make_context(head)),
+            contexts[head],
             acceptance=resources.acceptance(kind),
             level_time=LevelTime.of(kind, resources) if timed else None,
         )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from batching.draft_context import DraftContext
 from batching.errors import MissingResource
-from batching.llama.model import Model
 from batching.slots import Slots
 from batching.target import Target
 from batching.tree import NO_LIMIT
@@ -21,27 +19,77 @@ from speculation.sampling import DraftDistribution, SamplingParams
 _MOST_CLIENTS = 32  # whose memories are kept: those used last
 _CLIENT_TOKENS = 1 << 17  # in the memory of a client: 5 MB with its index
 T = TypeVar("T")
-State = Callable[[], list[float]]
+
+
+@runtime_checkable
+class Learnt(Protocol):
+    """What is saved from run to run."""
+
+    def state(self) -> list[float]: ...
+
+
+L = TypeVar("L", bound=Learnt)
 
 
 def if_loaded(kind: str, params: T) -> Callable[[Resources], T | None]:
     """A source's parameters, for ``AsSource``: ``params`` if heads of the ``kind`` are loaded."""
-    return lambda resources: params if kind in resources.heads else None
+    return lambda resources: params if kind in resources.seat.heads else None
+
+
+class Seat:
+    """Where the drafts of a slot are made.
+
+    draft  the slot's part of the draft model's context, or None
+    heads  its parts of the drafting heads, by the method named in their files
+    draft_context, head_contexts  where they draft, by head once a method uses it
+    """
+
+    def __init__(self, draft: Target | None = None, heads: Mapping[str, Any] | None = None) -> None:
+        self.draft, self.heads = draft, heads or {}
+        self.draft_context = DraftContext(draft) if draft is not None else None
+        self.head_contexts: dict[Any, Any] = {}
+
+    def share_text(self, other: Seat, n_tokens: int) -> None:
+        """Let the draft model start with what it has of ``n_tokens`` of ``other``."""
+        own, others = self.draft_context, other.draft_context
+        if own is not None and others is not None and own.target.n_rewind == NO_LIMIT:
+            own.share(others, n_tokens)
+
+    def forget_text(self) -> None:
+        """Free the cells that a text has in the contexts of the draft model and the heads."""
+        if self.draft_context is not None:
+            self.draft_context.keep(0, 1)
+        for context in self.head_contexts.values():
+            context.clear()
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """What is kept from text to text.
+
+    cost      what a decode costs, once a method needed it
+    objects   what methods keep, by name
+    memories  those of clients, least recently used first
+    seats     by slot
+    """
+
+    cost: Cost | None = None
+    objects: dict[str, Any] = field(default_factory=dict)
+    memories: dict[str, SuffixMemory] = field(default_factory=dict)
+    seats: list[Seat] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, eq=False)
 class Resources:
     """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 
-    A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here;
+    A drafter lives for one text. What outlives it (acceptance statistics, tables) is ``kept``;
     what it has learnt of the model is also saved from run to run (``to_save``).
 
     measure_cost  called once, when a method first needs the cost
-    model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
-    draft     the draft model's context, or None
-    draft_share  its time for a row over the target's, as estimated before it is timed
-    heads     drafting heads by the method named in their files
+    seat      the draft model and the heads; in what ``for_text`` returns, the slot's parts of them
+    draft_share  a draft model's time for a row over the target's, as estimated before it is timed
     draft_sampler  makes the sampler of a text's drafts, if they are sampled
     memory    the texts read and written before, for suffix decoding
     saved     what an earlier run had ``to_save``
@@ -53,36 +101,23 @@ class Resources:
     """
 
     measure_cost: Callable[[], Cost] | None = field(default=None, kw_only=False)
-    model: Model | None = None
     n_rewind: int = NO_LIMIT
-    draft: Target | None = None
+    seat: Seat = field(default_factory=Seat)
     draft_share: float = 0.0
-    heads: Mapping[str, Any] = field(default_factory=dict)
     draft_sampler: Callable[[SamplingParams], DraftDistribution] | None = None
     memory: SuffixMemory = field(default_factory=SuffixMemory)
     saved: dict[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     prediction: tuple[int, ...] = ()
-    # Objects by key; what to save of them; clients' memories, least recently used first.
-    _kept: dict[Any, Any] = field(default_factory=dict)
-    _states: dict[str, State] = field(default_factory=dict)
-    _memories: dict[str, SuffixMemory] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
 
     @property
     def cost(self) -> Cost:
         """The cost of decoding n rows. The first use measures it, in a second or two."""
-        if self.measure_cost is None:
-            raise RuntimeError("these resources were made without a way to measure cost")
-        return self.keep("cost", self.measure_cost)
-
-    @property
-    def known_cost(self) -> Cost | None:
-        """The cost if it has been measured, else None."""
-        return self._kept.get("cost")
-
-    def step_seconds(self) -> float:
-        """The target's time for a plain step."""
-        return self.cost.curve(0).at(1)
+        if self.kept.cost is None:
+            assert self.measure_cost is not None, "made without a way to measure the cost"
+            self.kept.cost = self.measure_cost()
+        return self.kept.cost
 
     @property
     def rows_are_cheap(self) -> bool:
@@ -94,38 +129,25 @@ class Resources:
 
         Those of outside packages and files learn anew in each run, so that the file stays small.
         """
-        states = {**self.saved, **{name: state() for name, state in self._states.items()}}
+        learnt = {name: one for name, one in self.kept.objects.items() if isinstance(one, Learnt)}
+        states = {**self.saved, **{name: one.state() for name, one in learnt.items()}}
         return {name: state for name, state in states.items() if name.split(" ")[0] in methods}
 
-    def learnt(self, name: str, make: Callable[[object], tuple[T, State]]) -> T:
+    def learnt(self, name: str, make: Callable[[object], L]) -> L:
         """What is kept under ``name`` from text to text and, for built-in methods, run to run.
 
-        ``make`` gets what an earlier run saved, or None, and returns the object and its state.
-        ``name`` is a method's, or begins with it and a blank; never a client's own words, since all
-        names are kept.
+        ``make`` gets the state that an earlier run saved, or None. ``name`` is a method's, or
+        begins with it and a blank; never a client's own words, since all names are kept.
         """
-
-        def made() -> T:
-            found, self._states[name] = make(self.saved.get(name))
-            return found
-
-        return self.keep(("learnt", name), made)
+        return self.keep(name, lambda: make(self.saved.get(name)))
 
     def acceptance(self, method: str, priors: Sequence[float] = BY_PROBABILITY) -> Acceptance:
         """How likely a method's drafts are accepted in a text, with whatever parameters.
 
         What holds for all texts is ``learnt``. ``priors`` as in ``Acceptance``.
         """
-
-        def make(saved: object) -> tuple[Acceptance, State]:
-            acceptance = Acceptance(priors, saved)
-            return acceptance, lambda: acceptance.log_odds
-
-        return self.learnt(f"{method} acceptance", make).of_text()
-
-    def without_memory(self) -> Resources:
-        """The same, but without earlier texts, and without remembering new ones."""
-        return replace(self, memory=SuffixMemory.off())
+        name = f"{method} acceptance"
+        return self.learnt(name, lambda saved: Acceptance(priors, saved)).of_text()
 
     def trial(self) -> Resources:
         """The same for now: what methods keep or save in it ends with it.
@@ -133,7 +155,8 @@ class Resources:
         A cost that is not known is made up: to measure it would empty the cache.
         """
         made_up = Cost(CostCurve.linear(1.0, 0.1))
-        return replace(self, _kept=dict(self._kept), _states={}, measure_cost=lambda: made_up)
+        kept = replace(self.kept, objects=dict(self.kept.objects))
+        return replace(self, kept=kept, measure_cost=lambda: made_up)
 
     def for_text(
         self,
@@ -146,70 +169,54 @@ class Resources:
     ) -> Resources:
         """The resources for a text in ``slot``: what it needs, its memory (``Settings``), and its
         slots in the contexts of the draft model and the heads."""
-        view = replace(self, sampling=sampling or SamplingParams(), prediction=prediction)
-        if memory != "":
-            view.memory = SuffixMemory.off() if memory is None else self._memory_of(memory)
-        draft = self.draft
-        if n_slots > 1:
-            view.heads = {
-                kind: self.keep(("head of slot", kind, slot), partial(head.of_slot, slot, n_slots))
-                for kind, head in self.heads.items()
-            }
-        if n_slots > 1 and draft is not None:
-            own = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[slot]
-            own.n_batch = draft.n_batch // n_slots
-            view.draft = own
+        seat, sampling = self.seat_of(slot, n_slots), sampling or SamplingParams()
+        view = replace(self, seat=seat, sampling=sampling, prediction=prediction)
+        memories = self.kept.memories
+        if memory is None:
+            view.memory = SuffixMemory.off()
+        elif memory:
+            found = memories.pop(memory) if memory in memories else SuffixMemory(_CLIENT_TOKENS)
+            view.memory = memories[memory] = found
+            if len(memories) > _MOST_CLIENTS:
+                del memories[next(iter(memories))]
         return view
 
-    def _memory_of(self, client: str) -> SuffixMemory:
-        memory = self._memories.pop(client, None) or SuffixMemory(_CLIENT_TOKENS)
-        self._memories[client] = memory
-        if len(self._memories) > _MOST_CLIENTS:
-            del self._memories[next(iter(self._memories))]
-        return memory
+    def seat_of(self, slot: int, n_slots: int) -> Seat:
+        """The parts of a slot."""
+        if n_slots == 1:
+            return self.seat
+        if not self.kept.seats:
+            drafts: list[Any] = [None] * n_slots
+            if (draft := self.seat.draft) is not None:
+                drafts = Slots(draft, n_slots).slots
+                for own in drafts:
+                    own.n_batch = draft.n_batch // n_slots
+            for i, own in enumerate(drafts):
+                heads = {kind: head.of_slot(i, n_slots) for kind, head in self.seat.heads.items()}
+                self.kept.seats.append(Seat(own, heads))
+        return self.kept.seats[slot]
 
-    def share_text(self, other: Resources, n_tokens: int) -> None:
-        """Let the draft model's slot start with what that of ``other`` has of ``n_tokens``."""
-        if self.draft is not None and self.draft.n_rewind == NO_LIMIT:
-            self.draft_context.share(other.draft_context, n_tokens)
-
-    def forget_text(self) -> None:
-        """Free the cells that a text has in the contexts of the draft model and the heads."""
-        if self.draft is not None:
-            self.draft_context.keep(0, 1)
-        for head in self.heads.values():
-            context = self._kept.get(("head context", head))
-            if context is not None:
-                context.clear()
-
-    @property
-    def draft_context(self) -> DraftContext:
-        """Where the draft model drafts for a text, in ``draft``."""
-        draft = self.draft
-        assert draft is not None
-        return self.keep(("draft context", draft), lambda: DraftContext(draft))
-
-    def require_draft(self, method: str) -> Target:
-        """The draft model's context. Raises MissingResource if no draft model is loaded."""
-        if self.draft is None:
+    def require_draft(self, method: str) -> DraftContext:
+        """Where the draft model drafts. Raises MissingResource if none is loaded."""
+        if self.seat.draft_context is None:
             raise MissingResource(
                 f"method {method} needs a draft model; load one with {{draft_model}}",
                 settings=("draft_model",),
             )
-        return self.draft
+        return self.seat.draft_context
 
     def require_heads(self, kind: str, method: str, what: str = "") -> Any:
         """The heads of a kind. Raises MissingResource, naming them ``what``, if none are loaded."""
-        if kind not in self.heads:
+        if kind not in self.seat.heads:
             raise MissingResource(
                 f"method {method} needs {what or f'{kind} heads'}; load them with {{heads}}",
                 settings=("heads",),
             )
-        return self.heads[kind]
+        return self.seat.heads[kind]
 
-    def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """The object kept under ``key``; ``make`` creates it on first use."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        found: T = self._kept[key]
+    def keep(self, name: str, make: Callable[[], T]) -> T:
+        """What a method keeps under its ``name``; ``make`` creates it on first use."""
+        if name not in self.kept.objects:
+            self.kept.objects[name] = make()
+        found: T = self.kept.objects[name]
         return found

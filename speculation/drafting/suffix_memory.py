@@ -33,9 +33,7 @@ _HEADER = struct.Struct("<8s16sQ")  # format and version, fingerprint, number of
 _MAGIC = b"SUFFIX 1"
 _LONGEST = len(LENGTHS) - 1
 _OVERLAP = LENGTHS[_LONGEST]
-_CANDIDATES = (
-    64  # places where a known text may go on: many begin alike, and some repeat themselves
-)
+_CANDIDATES = 64  # places where a known text may go on: many begin alike
 
 
 class SuffixMemory:
@@ -47,12 +45,12 @@ class SuffixMemory:
 
     def __init__(self, capacity: int = N_TOKENS) -> None:
         self.capacity = capacity
-        self._is_paused = False
+        self._is_off = False
         self.clear()
 
     def remember(self, tokens: Sequence[int]) -> None:
-        """Add a text, unless paused."""
-        if self._is_paused:
+        """Add a text, unless it is off."""
+        if self._is_off:
             return
         n_known = self._n_known(tokens)
         if n_known < len(tokens):
@@ -62,17 +60,17 @@ class SuffixMemory:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Remember nothing meanwhile; lookups still find what was remembered before."""
-        self._is_paused = True
+        self._is_off = True
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_off = False
 
     @classmethod
     def off(cls) -> SuffixMemory:
         """A memory that remembers nothing."""
         memory = cls()
-        memory._is_paused = True
+        memory._is_off = True
         return memory
 
     def clear(self) -> None:

@@ -174,24 +174,22 @@ class Growth:
 class LevelTime:
     """The average time of a tree level, and the path probability at which one more pays off."""
 
-    def __init__(self, target_seconds: Callable[[], float], share: float = 0.5) -> None:
-        """``target_seconds`` returns the cost of a target step.
-
-        A level counts as ``share`` of that until one was timed. With too low a share, the first
+    def __init__(self, resources: Resources, share: float = 0.5) -> None:
+        """A level counts as ``share`` of that until one was timed. With too low a share, the first
         draft is so long that a slow source looks hopeless.
         """
-        self._target_seconds, self._share = target_seconds, share
+        self._resources, self._share = resources, share
         self.seconds = Average(RATE)
 
     @classmethod
     def of(cls, name: str, resources: Resources, share: float = 0.5) -> LevelTime:
         """The one of a method, kept from text to text."""
-        return resources.keep(("level time", name), lambda: cls(resources.step_seconds, share))
+        return resources.keep(f"{name} level time", lambda: cls(resources, share))
 
     def min_path_prob(self) -> float:
         """The path probability that pays for a level's time, without its row."""
         seconds = self.seconds.value
-        return seconds / self._target_seconds() if seconds else self._share
+        return seconds / self._resources.cost.curve(0).at(1) if seconds else self._share
 
 
 class TreeDrafter(Drafter):

@@ -165,11 +165,10 @@ class DraftModel(TreeDrafter):
 
 
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
-    resources.require_draft("draft")
     make_sampler, share = resources.draft_sampler, resources.draft_share
     return DraftModel(
         params,
-        resources.draft_context,
+        resources.require_draft("draft"),
         acceptance=resources.acceptance("draft"),
         sampler=make_sampler(resources.sampling)
         if make_sampler is not None and _rejects(params, resources)
@@ -189,9 +188,9 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
 
 
 def _source_params(resources: Resources) -> DraftModelParams | None:
-    if resources.draft is None:
+    if (draft := resources.seat.draft) is None:
         return None
-    width = min(4, resources.draft.n_seq_max)
+    width = min(4, draft.n_seq_max)
     return DraftModelParams(width=width if resources.rows_are_cheap else 1)
 
 

@@ -90,7 +90,7 @@ def likeliest(logits: Floats) -> list[tuple[int, float]]:
 
 
 def _make(params: RecyclingParams, resources: Resources) -> Recycling:
-    table: BigramTable = resources.keep("bigrams", dict)
+    table: BigramTable = resources.keep("recycling table", dict)
     return Recycling(params, table, resources.acceptance("recycling", PRIORS))
 
 

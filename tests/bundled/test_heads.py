@@ -25,7 +25,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_the_heads_of_all_kinds_fit_in_eight_megabytes_and_have_model_cards(engine: Engine) -> None:
-    assert set(engine.resources.heads) == {"medusa", "redrafter", "eagle", "eagle-3"}
+    assert set(engine.resources.seat.heads) == {"medusa", "redrafter", "eagle", "eagle-3"}
     files = [resolve(name) for name in paired_heads("bundled")]
     assert sum(file.stat().st_size for file in files) <= 8_000_000
     for file in files:

@@ -147,7 +147,7 @@ def test_learnt_state_does_not_grow_with_the_parameters_that_clients_write() -> 
     resources, sizes = Resources(cheap_rows), []
     for text in STRINGS * 2:
         parse_method(text).drafters(resources)
-        sizes.append((len(resources.to_save(SAVED)), len(resources._kept)))
+        sizes.append((len(resources.to_save(SAVED)), len(resources.kept.objects)))
     assert sizes[-1] == sizes[3]
     assert set(resources.to_save(SAVED)) == {
         *("suffix", "suffix acceptance", "recycling acceptance"),
@@ -159,7 +159,7 @@ def test_what_is_learnt_of_other_methods_and_under_older_names_is_not_saved() ->
     old = {"PromptLookupParams(draft=7) estimates": [1.0] * 101, "suffix": [1.0, 2.0]}
     resources = Resources(cheap_rows, saved=old)
     resources.acceptance("outside")
-    resources.learnt("outside", lambda saved: ((asks := Asks(saved)), asks.state))
+    resources.learnt("outside", Asks)
     assert resources.to_save(SAVED) == {"suffix": [1.0, 2.0]}
 
 
@@ -169,7 +169,7 @@ def test_what_is_learnt_of_heads_is_saved_by_the_method_or_the_source() -> None:
 
 def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
     with Engine.load(tiny_model, EXACT) as engine:
-        engine.resources._kept["cost"] = cheap_rows()
+        engine.resources.kept.cost = cheap_rows()
         for text in STRINGS:
             engine.generate("the cat saw a dog", method=text, max_tokens=3).run()
         path = engine._runtime._learnt_file
@@ -183,7 +183,7 @@ def test_a_text_is_written_although_every_number_that_was_learnt_is_damaged(
 ) -> None:
     for number in ("7", "-1e200", "1e200", "NaN", "null"):
         with Engine.load(tiny_model, EXACT) as engine:
-            engine.resources._kept["cost"] = cheap_rows()
+            engine.resources.kept.cost = cheap_rows()
             text = engine.generate(PROMPT, method="auto:sources=suffix", max_tokens=20).run()
             assert len(text.token_ids) == 20
             path = engine._runtime._learnt_file

@@ -419,7 +419,7 @@ def test_each_client_has_a_memory_of_its_own(parallel: Engine) -> None:
     assert max(steps("one"), steps("")) < half
     for i in range(40):  # the memories of clients that come no more are dropped
         steps(f"client {i}")
-    assert len(parallel.resources._memories) == 32
+    assert len(parallel.resources.kept.memories) == 32
     assert steps("one") > half
 
 

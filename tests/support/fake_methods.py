@@ -20,7 +20,7 @@ from batching.target import Output
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.drafting.cost import Cost, CostCurve
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, Seat
 from speculation.heads.base import HeadInContext
 from speculation.heads.dflash import DFlashHead
 from speculation.heads.medusa import N_CHOICES, Choices, MedusaHeads
@@ -184,8 +184,10 @@ def resources(
     return Resources(
         lambda: Cost(CostCurve.linear(1.0, 0.003)),
         n_rewind=n_rewind,
-        draft=FakeTarget(logits=draft_logits, n_rewind=draft_rewind, n_ctx=n_ctx),
-        heads={kind: make() for kind, make in heads.items() if kind in named},
+        seat=Seat(
+            FakeTarget(logits=draft_logits, n_rewind=draft_rewind, n_ctx=n_ctx),
+            {kind: make() for kind, make in heads.items() if kind in named},
+        ),
     )
 
 

@@ -49,10 +49,10 @@ def test_a_replay_takes_the_steps_of_a_real_run(
     replay = Replay(header, lambda: Cost(cost))
     with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
         for method in ("ar", "prompt-lookup", "suffix", "draft", "draft:width=3"):
-            engine.resources._kept.clear()
+            engine.resources.kept.objects.clear()
             engine.resources.saved.clear()
             engine.resources.memory.clear()
-            engine.resources._kept["cost"] = Cost(cost)
+            engine.resources.kept.cost = Cost(cost)
             steps = []
             for text in texts:
                 settings = {"method": parse_method(method), "max_tokens": 40}

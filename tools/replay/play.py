@@ -22,7 +22,7 @@ from speculation.bench.results import Run
 from speculation.chat.detokenizer import Token
 from speculation.drafter import Drafter, Method, MethodSpec, Step
 from speculation.drafting.cost import SIZES, Cost, CostCurve
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, Seat
 from speculation.drafting.tree_growth import Growth, LevelTime
 from speculation.methods import (
     autoregressive,
@@ -177,7 +177,7 @@ class Replay:
         cost = measured(self.cost())
         # The draft model's time is known as if by its weights.
         share = self.draft_seconds[0] / cost.near.at(1) if self.draft_seconds else 0.0
-        resources = Resources(lambda: cost, draft=draft, draft_share=share)
+        resources = Resources(lambda: cost, seat=Seat(draft), draft_share=share)
         # As the engine measures it for texts that share a decode.
         batch = Batch(cast("Any", machine), resources.cost if n_places > 1 else None)
         waiting, active, runs = list(reversed(texts)), dict[TokenSequence, Playback](), list[Run]()

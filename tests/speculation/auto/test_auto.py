@@ -18,7 +18,7 @@ from speculation.auto.source import Asks, Source
 from speculation.average import Average
 from speculation.drafter import DraftBudget, PlainSteps
 from speculation.drafting.cost import Cost, CostCurve, Prices
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, Seat
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.methods import parse_method
 from speculation.methods.suffix import Suffix, SuffixParams, spec
@@ -210,7 +210,7 @@ def test_a_draft_model_is_asked_first_only_if_its_size_promises_a_gain(
 ) -> None:
     draft_model: Any = FakeTarget()
     cost = Cost(CostCurve.linear(1.0, 0.25))
-    resources = Resources(lambda: cost, draft=draft_model, draft_share=share)
+    resources = Resources(lambda: cost, seat=Seat(draft_model), draft_share=share)
     (auto,) = parse_method("auto:sources=draft").drafters(resources)
     auto.begin(text := [1, 2, 3, 4])
     assert auto.promise(text) == 0.0  # the prompt is not read before the first token

@@ -102,8 +102,8 @@ def engine(load: Callable[..., Engine]) -> Iterator[Engine]:
 
 
 def head_context(engine: Engine) -> BlockContext:
-    head = engine.resources.heads["dflash"]
-    levels: object = engine.resources.keep(("head context", head), lambda: None)
+    seat = engine.resources.seat
+    levels: object = seat.head_contexts[seat.heads["dflash"]]
     assert isinstance(levels, BlockContext)
     return levels
 
@@ -134,7 +134,7 @@ def test_auto_uses_dflash_if_rows_are_cheap(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = Cost(CostCurve.linear(0.02, 6e-5))
-    monkeypatch.setitem(engine.resources._kept, "cost", cost)
+    monkeypatch.setattr(engine.resources.kept, "cost", cost)
     settings = {"sampling": endless(engine), "max_tokens": 80}
     drafted = same_texts(engine, "abc", "auto:sources=dflash", **settings)[1]
     assert drafted.stats.accepted_by_source["dflash"] > 20

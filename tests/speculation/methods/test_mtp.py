@@ -108,7 +108,7 @@ def test_a_model_without_mtp_layers_that_can_run_works_like_any_other(
     tmp_path: Path, write: Callable[[Path], Path], settings: dict[str, Any]
 ) -> None:
     with Engine.load(write(tmp_path / "m.gguf"), EXACT, **settings) as engine:
-        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        assert (engine.model.n_mtp, engine.resources.seat.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
         with pytest.raises(InvalidParameter, match="method mtp needs a model with multi-token"):
             engine.generate(PROMPT, method="mtp").run()
