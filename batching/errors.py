@@ -147,7 +147,7 @@ def _fits(value: object, hint: Any) -> bool:
     if kind is Callable:
         return callable(value)
     if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real)
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if kind in (Sequence, Collection, tuple):
         if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
             return False
