@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.testclient import TestClient
+
 from app import hosts, server
+from app.api.log import RequestLog
 from app.api.service import Service
+from app.worker.backend import Backend
 from app.worker.messages import Done, Opening, Prefill, Tokens
-from tests.support.fake_backend import MODEL, FakeBackend
+from tests.support.fake_backend import MODEL
 
 
-def served(backend: FakeBackend) -> str:
+def served(backend: Backend) -> str:
     """Serve ``backend`` until the tests end; returns the address."""
     listening = hosts.bind("127.0.0.1", None)
     app = server.endpoint(Service(backend, alias="tiny"))
     server.serve(server.guard(app, "127.0.0.1"), listening)
     return hosts.address("127.0.0.1", listening)
+
+
+def client(backend: Any, keys: Sequence[str] = (), **service: Any) -> TestClient:
+    """A client of ``backend`` without a socket, whose requests have the first key."""
+    app = server.guard(server.endpoint(Service(backend, **service)), "127.0.0.1", keys=keys)
+    key = {"X-Api-Key": keys[0]} if keys else {}
+    return TestClient(
+        RequestLog(app), "http://127.0.0.1", raise_server_exceptions=False, headers=key
+    )
 
 
 THOUGHT = (

@@ -1,4 +1,4 @@
-"""Replies without an engine: what cancels them, and what the server publishes and decides."""
+"""Replies without an engine: what cancels and limits them, what is counted, told and logged."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import asyncio
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
-from app.api import replies
-from app.api.errors import ApiError
+from app.api import log, replies
 from app.api.facts import Gathered, Shown, legacy_logprobs
 from app.api.replies import Replies
 from app.api.service import Service
-from app.hosts import address, bind
-from app.server import endpoint, guard, serve
+from app.server import endpoint, guard
 from app.start import common_memory, parse_flags
 from app.worker.events import Events
 from app.worker.messages import (
@@ -27,26 +25,48 @@ from app.worker.messages import (
     ChatRequest,
     Event,
     Failed,
+    ModelFacts,
     Opening,
+    Prefill,
+    Question,
     Report,
+    Status,
+    Tokenize,
     Tokens,
     Waiting,
 )
-from tests.support.fake_backend import DONE, FakeBackend, Recording, played
+from tests.support.fake_backend import DONE, MODEL, FakeBackend, Recording
+from tests.support.fake_endpoint import client, served
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 
 
-class Endless:
-    """A backend whose reply goes on until it is closed."""
+class Held(FakeBackend):
+    """A model whose replies and answers come as a test puts them into ``given``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *events: Event) -> None:
+        super().__init__()
+        self.given: list[Events] = []
         self.n_closed = 0
-        self.events = Events(self._close)
+        self._events = events
+
+    def reply(self, request: ChatRequest) -> Events:
+        self.requests.append(request)
+        return self.ask(Tokenize(""))
+
+    def ask(self, question: Question) -> Events:
+        self.given.append(Events(self._close))
+        for event in self._events:
+            self.given[-1].put(event)
+        return self.given[-1]
+
+    def status(self) -> Status:
+        marks = {"prefix": 1, "suffix": 2, "middle": 3}
+        return Status(MODEL, facts=ModelFacts(n_vocab=100, longest=9, fim=marks))
 
     def _close(self) -> None:
         self.n_closed += 1
-
-    def reply(self, request: ChatRequest) -> Events:
-        return self.events
 
 
 async def finished(replies: Replies) -> list[Gathered]:
@@ -59,22 +79,108 @@ async def finished(replies: Replies) -> list[Gathered]:
     return replies.choices
 
 
+def begun(backend: Held, n: int) -> asyncio.Task[list[Gathered]]:
+    """The work of a call with ``n`` requests, three at a time."""
+    requests = [ChatRequest(str(i)) for i in range(n)]
+    return asyncio.create_task(finished(Replies(backend, requests, 100, at_a_time=3)))
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        return await asyncio.wait_for(work(), 60)
+
+    return asyncio.run(limited())
+
+
 def test_a_cancelled_run_stops_its_requests_even_while_text_arrives() -> None:
-    async def cancelled_after(n_turns: int) -> bool:
-        backend: Any = Endless()
-        work = asyncio.ensure_future(finished(Replies(backend, [ChatRequest("one")], 100)))
-        await asyncio.sleep(0.01)
-        backend.events.put(Tokens((("a", False),)))
+    async def cancelled_after(n_turns: int) -> None:
+        backend = Held()
+        work = begun(backend, 1)
+        await until(lambda: backend.given)
+        backend.given[0].put(Tokens((("a", False),)))
         for _ in range(n_turns):
             await asyncio.sleep(0)
         work.cancel()
-        done, _ = await asyncio.wait([work], timeout=0.2)
-        return bool(done) and backend.n_closed > 0
+        await until(lambda: backend.n_closed)
+        await asyncio.wait([work])
 
-    async def all_cancelled() -> list[bool]:
-        return [await cancelled_after(n_turns) for n_turns in range(6)]
+    for n_turns in range(6):
+        run(lambda: cancelled_after(n_turns))  # noqa: B023 (used at once)
 
-    assert asyncio.run(all_cancelled()) == [True] * 6
+
+def test_the_requests_of_a_call_enter_the_queue_a_few_at_a_time() -> None:
+    async def check() -> None:
+        backend, found = Held(), []
+        work = begun(backend, 10)
+        for n in (3, 4, 5, 6, 7, 8, 9, 10, 10, 10):
+            await until(lambda: len(backend.given) >= n)  # noqa: B023 (used at once)
+            found.append(len(backend.given))
+            backend.given[len(found) - 1].put(DONE)
+        assert found == [3, 4, 5, 6, 7, 8, 9, 10, 10, 10]
+        assert [request.id for request in backend.requests] == [str(i) for i in range(10)]
+        assert len(await work) == 10
+
+    run(check)
+
+
+def test_a_call_that_has_ended_sends_no_more_requests() -> None:
+    async def check() -> None:
+        backend = Held()
+        work = begun(backend, 10)
+        await until(lambda: len(backend.given) == 3)
+        work.cancel()
+        await asyncio.wait([work])
+        for events in backend.given:
+            events.put(DONE)
+        for _ in range(20):  # what is handed over would have been taken
+            await asyncio.sleep(0)
+        assert len(backend.given) == 3
+
+    run(check)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(CHAT, f"{CHAT}/input_tokens", TEXT, NATIVE, "/infill", "/tokenize", "/detokenize"),
+        *("/v1/responses", "/v1/responses/input_tokens", "/apply-template", "/v1/embeddings"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
+    ],
+)
+def test_work_ends_when_the_client_leaves_whatever_it_asked_for(path: str) -> None:
+    body = {
+        "messages": HELLO, "prompt": "a", "input": "a", "max_tokens": 5, "input_prefix": "a",
+        "input_extra": [{"text": "a"}], "content": "a", "tokens": [1], "model": "m",
+    }  # fmt: skip
+    if "responses" in path:
+        del body["prompt"]  # which is a template there
+    backend = Held()
+
+    async def call() -> None:
+        sent = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> Any:
+            if sent:
+                return sent.pop()
+            await until(lambda: backend.given)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None: ...
+
+        app = guard(endpoint(Service(backend)), "127.0.0.1")
+        scope = {
+            "type": "http", "method": "POST", "path": path, "headers": [(b"host", b"localhost")],
+            "query_string": b"", "server": ("localhost", 1),
+        }  # fmt: skip
+        await app(scope, receive, send)
+
+    run(call)
+    assert len(backend.given) == 1 and backend.n_closed >= 1
 
 
 class Reporting(Recording):
@@ -93,151 +199,129 @@ def test_what_the_engine_publishes_is_told_without_asking_it() -> None:
         assert http.get("/props").json()["model_path"] == ""
         assert http.get("/slots").json()[0]["id_task"] == "one"
         assert http.get("/v1/models").json()["data"][0]["status"] == {"value": "loaded"}
-        lines = http.get("/metrics").text.splitlines()
-    assert {"llamacpp:prompt_tokens_total 9.0", "llamacpp:predicted_tokens_seconds 20.0"} <= {
-        *lines
-    }
-    assert "llamacpp:tokens_predicted_total 84.0" in lines
-    assert "llamacpp:requests_deferred 2.0" in lines
+        assert {*http.get("/metrics").text.splitlines()} >= {
+            "llamacpp:prompt_tokens_total 9.0",
+            "llamacpp:predicted_tokens_seconds 20.0",
+            "llamacpp:tokens_predicted_total 84.0",
+            "llamacpp:requests_deferred 2.0",
+        }
 
 
 def test_clients_with_different_keys_have_different_memories() -> None:
-    backend, keys = Recording(), ("first", "second", "first")
-    with client(backend, keys[:2]) as http:
-        for key in keys:
-            for path, body in (
-                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-                ("/v1/completions", {"prompt": "hi"}),
-                ("/completion", {"prompt": "hi"}),
-            ):
-                assert http.post(path, json=body, headers={"X-Api-Key": key}).status_code == 200
-    memories = [request.memory for request in backend.requests]
-    assert memories[:3] == [memories[0]] * 3 == memories[6:]
-    assert memories[3:6] == [memories[3]] * 3
-    assert len({memories[0], memories[3], ""}) == 3
-    for only in ((), ("first",)):
+    def memories(keys: tuple[str, ...], *used: str) -> list[str | None]:
         backend = Recording()
-        with client(backend, only) as http:
-            http.post("/completion", json={"prompt": "hi"}, headers={"X-Api-Key": "first"})
-        assert backend.requests[0].memory == ""
+        with client(backend, keys) as http:
+            for key in used:
+                for path in (CHAT, TEXT, NATIVE):
+                    body = {"messages": HELLO} if path == CHAT else {"prompt": "hi"}
+                    answer = http.post(path, json=body, headers={"X-Api-Key": key})
+                    assert answer.status_code == 200
+        return [request.memory for request in backend.requests]
+
+    found = memories(("first", "second"), "first", "second", "first")
+    assert found[:3] == [found[0]] * 3 == found[6:]
+    assert found[3:6] == [found[3]] * 3
+    assert len({found[0], found[3], ""}) == 3
+    assert memories((), "first") == memories(("first",), "first") == [""] * 3
 
 
 @pytest.mark.parametrize(
     ("flags", "memory"),
     [
-        ([], ""),
-        (["--host", "::1"], ""),
-        (["--host", "0.0.0.0"], None),
-        (["--api-key", "x"], ""),
-        (["--api-key", "x", "--host", "0.0.0.0"], ""),
-        (["--api-key", "x", "--api-key", "y"], None),
+        ("", ""),
+        ("--host ::1", ""),
+        ("--host 0.0.0.0", None),
+        ("--api-key x", ""),
+        ("--api-key x --host 0.0.0.0", ""),
+        ("--api-key x --api-key y", None),
     ],
 )
 def test_all_clients_share_a_memory_only_on_this_machine_or_if_they_share_a_key(
-    flags: list[str], memory: str | None
+    flags: str, memory: str | None
 ) -> None:
-    assert common_memory(parse_flags(flags)) == memory
-
-
-def client(backend: Any, keys: Sequence[str] = ()) -> TestClient:
-    app = guard(endpoint(Service(backend)), "127.0.0.1", keys=keys)
-    key = {"X-Api-Key": keys[0]} if keys else {}
-    return TestClient(app, base_url="http://127.0.0.1", headers=key)
-
-
-class Scripted(FakeBackend):
-    """Replies with given events."""
-
-    events: Events
-
-    def reply(self, request: ChatRequest) -> Events:
-        return self.events
+    assert common_memory(parse_flags(flags.split())) == memory
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Scripted:
-    return Scripted()
+def held() -> Held:
+    return Held()
 
 
 @pytest.fixture(scope="module")
-def http(scripted: Scripted) -> Iterator[httpx.Client]:
-    """A server with quick pings, whose replies are scripted."""
+def http(held: Held) -> Iterator[httpx.Client]:
+    """A server with quick pings, whose replies are held."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(replies, "PING_SECONDS", 0.01)
         patched.setattr(replies, "HEADERS_SECONDS", 0.1)
-        listening = bind("127.0.0.1", 0)
-        serve(guard(endpoint(Service(scripted)), "127.0.0.1"), listening)
-        with httpx.Client(base_url=address("127.0.0.1", listening), timeout=60) as made:
+        with httpx.Client(base_url=served(held), timeout=60) as made:
             yield made
 
 
-CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True})
-RESPONSE = ("/v1/responses", {"input": "a", "stream": True})
-TEXT = ("/v1/completions", {"prompt": "a", "stream": True})
-NATIVE = ("/completion", {"prompt": "a", "stream": True})
+STREAMS = [
+    (CHAT, {"messages": HELLO, "stream": True}),
+    (TEXT, {"prompt": "a", "stream": True}),
+    (NATIVE, {"prompt": "a", "stream": True}),
+    ("/v1/responses", {"input": "a", "stream": True}),
+]
 
 
-@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE, RESPONSE])
+@pytest.mark.parametrize(("path", "body"), STREAMS)
 @pytest.mark.parametrize("first", [Waiting(3), Waiting(1, loading=True), Opening("<think>"), None])
 def test_a_stream_that_waits_has_its_headers_and_signs_of_life(
-    http: httpx.Client, scripted: Scripted, path: str, body: dict[str, Any], first: Event | None
+    http: httpx.Client, held: Held, path: str, body: dict[str, Any], first: Event | None
 ) -> None:
-    scripted.events = events = Events(lambda: None)
-    if first is not None:
-        events.put(first)
+    held._events = () if first is None else (first,)
     with http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200
         lines = answer.iter_lines()
         ping = "event: ping" if path == "/v1/responses" else ": ping"
         assert [next(line for line in lines if line == ping) for _ in range(2)] == [ping] * 2
-        events.put(Tokens((("hello", False),)))
+        held.given[-1].put(Tokens((("hello", False),)))
         assert next(line for line in lines if line.startswith("data: ") and "hello" in line)
-        events.put(Failed("it broke"))
+        held.given[-1].put(Failed("it broke"))
         (*_, last) = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert last.get("response", last)["error"]["message"] == "it broke"
 
 
-@pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE])
+@pytest.mark.parametrize(("path", "body"), STREAMS[:3])
+@pytest.mark.parametrize("before", [(), (Opening("<think>"),)])
 def test_what_is_wrong_before_a_stream_starts_has_a_status(
-    http: httpx.Client, scripted: Scripted, path: str, body: dict[str, Any]
+    http: httpx.Client, held: Held, path: str, body: dict[str, Any], before: tuple[Event, ...]
 ) -> None:
-    for before in ([], [Opening("<think>")]):
-        failed = Failed("no such thing", kind="invalid", param="top_p")
-        scripted.events = played([*before, failed])
-        answer = http.post(path, json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_p")
+    held._events = (*before, Failed("no such thing", kind="invalid", param="top_p"))
+    answer = http.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_p")
 
 
-def test_a_prompt_that_is_too_long_has_the_codes_that_clients_look_for() -> None:
-    failed = Failed("it needs 600 tokens", kind="too long", requested=600, available=512)
-    assert ApiError.of(failed).body == {
-        "error": {
-            "message": "The request exceeds the available context size: it needs 600 tokens",
-            "type": "exceed_context_size_error",
-            "param": None,
-            "code": "context_length_exceeded",
-            "n_prompt_tokens": 600,
-            "n_ctx": 512,
-        }
-    }
+def written(request: ChatRequest, *texts: str) -> tuple[str, bool]:
+    """What is written of a reply with these texts, and whether it was closed before its end."""
+    backend = Held(*(Tokens(((text, False),)) for text in texts), DONE)
+    n_closed = []
 
-
-def test_a_reply_that_has_had_its_time_ends_at_a_new_line() -> None:
-    async def n_closed(seconds: float, *texts: str) -> int:
-        backend: Any = Endless()
-        made = Replies(backend, [ChatRequest("one", predict_seconds=seconds)], 100)
-        for text in texts:
-            backend.events.put(Tokens(((text, False),)))
-        backend.events.put(DONE)
-        await made.start()
+    async def check() -> str:
+        made = Replies(backend, [request], 100)
         async for _ in made.events():
             await asyncio.sleep(0.002)
-        return backend.n_closed
+        n_closed.append(backend.n_closed)
+        made.close()
+        return made.choices[0].text
 
-    assert asyncio.run(n_closed(1e-3, "a", "b\n", "c")) == 1
-    assert asyncio.run(n_closed(1e-3, "a\n", "b", "c")) == 0  # no new line after the time
-    assert asyncio.run(n_closed(100, "a", "b\n", "c")) == 0
-    assert asyncio.run(n_closed(0, "a", "b\n", "c")) == 0
+    return run(check), n_closed[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "texts", "is_closed"),
+    [
+        (1e-3, ("a", "b\n", "c"), True),
+        (1e-3, ("a\n", "b", "c"), False),  # no new line after the time
+        (100, ("a", "b\n", "c"), False),
+        (0, ("a", "b\n", "c"), False),
+    ],
+)
+def test_a_reply_that_has_had_its_time_ends_at_a_new_line(
+    seconds: float, texts: tuple[str, ...], is_closed: bool
+) -> None:
+    assert written(ChatRequest("one", predict_seconds=seconds), *texts)[1] is is_closed
 
 
 @pytest.mark.parametrize(
@@ -254,23 +338,8 @@ def test_a_reply_that_has_had_its_time_ends_at_a_new_line() -> None:
 def test_a_line_with_too_little_indentation_ends_a_reply(
     parts: tuple[str, ...], n_indent: int, text: str
 ) -> None:
-    async def written() -> tuple[str, int]:
-        backend: Any = Endless()
-        made = Replies(backend, [ChatRequest("one", n_indent=n_indent)], 100)
-        for part in parts:
-            backend.events.put(Tokens(((part, False),)))
-        backend.events.put(DONE)
-        await made.start()
-        async for _ in made.events():
-            pass
-        return made.choices[0].text, backend.n_closed
-
-    found, n_closed = asyncio.run(written())
-    assert (found, n_closed > 0) == (text, text != "".join(parts))
-
-
-def chance(token: int, piece: bytes, logprob: float = -1.0) -> Chance:
-    return Chance(token, piece, logprob)
+    request = ChatRequest("one", n_indent=n_indent)
+    assert written(request, *parts) == (text, text != "".join(parts))
 
 
 def tokens(*parts: tuple[str, Chance]) -> Tokens:
@@ -281,45 +350,43 @@ def tokens(*parts: tuple[str, Chance]) -> Tokens:
     )
 
 
-def shown(gathered: Gathered) -> list[bytes]:
+def shown(*events: Event, ends: tuple[int, ...] = ()) -> list[bytes]:
+    gathered = Gathered(ends=ends)
+    for event in events:
+        gathered.take(event)
     return [own.piece for _, (own, _) in gathered.shown]
+
+
+def chance(token: int, piece: bytes, logprob: float = -1.0) -> Chance:
+    return Chance(token, piece, logprob)
 
 
 def test_probabilities_are_those_of_the_tokens_that_are_shown() -> None:
     said = ("He", chance(1, b"He")), ("llo", chance(2, b"llo"))
     for end in ("", "</s>"):
-        gathered = Gathered(ends={9})
-        gathered.take(tokens(*said, (end, chance(9, b"</s>"))))
-        gathered.take(DONE)
-        assert shown(gathered) == [b"He", b"llo"]
+        came = tokens(*said, (end, chance(9, b"</s>")))
+        assert shown(came, DONE, ends=(9,)) == [b"He", b"llo"]
     # A stop string took away two tokens, and a part of one.
-    gathered = Gathered()
-    gathered.take(tokens(*said, (" w", chance(3, b" wo")), ("", chance(4, b"r"))))
-    gathered.take(tokens(("", chance(5, b"ld"))))
-    gathered.take(dataclasses.replace(DONE, stop_string="orld"))
-    assert shown(gathered) == [b"He", b"llo", b" wo"]
+    first = tokens(*said, (" w", chance(3, b" wo")), ("", chance(4, b"r")))
+    stopped = dataclasses.replace(DONE, stop_string="orld")
+    assert shown(first, tokens(("", chance(5, b"ld"))), stopped) == [b"He", b"llo", b" wo"]
     # The first two bytes of a character have no text, and are shown.
     split = (("", chance(6, b"\xe2")), ("", chance(7, b"\x82")), ("€", chance(8, b"\xac")))
-    gathered = Gathered()
-    gathered.take(tokens(*split[:2]))
-    assert shown(gathered) == []
-    gathered.take(tokens(split[2], split[0]))
-    gathered.take(DONE)
-    assert shown(gathered) == [b"\xe2", b"\x82", b"\xac", b"\xe2"]
+    assert shown(tokens(*split[:2])) == []
+    whole = [b"\xe2", b"\x82", b"\xac", b"\xe2"]
+    assert shown(tokens(*split[:2]), tokens(split[2], split[0]), DONE) == whole
 
 
 def test_older_logprobs_have_offsets_of_characters_and_each_text_once() -> None:
     top = (chance(1, b"a", -0.5), chance(2, b"a", -0.7), chance(3, b"\xe2", -3.0))
-    found = legacy_logprobs(
-        [
-            Shown("", (chance(0, b"<s>", math.nan), ())),
-            Shown("", (chance(3, b"\xe2\x82", -3.0), top)),
-            Shown("€", (chance(4, b"\xac", -2.0), top[:2])),
-            Shown("ab", (chance(5, b"ab", -0.1), top)),
-            Shown("c", (chance(6, b"c", -0.2), ())),
-        ],
-        at=7,
-    )
+    parts = [
+        Shown("", (chance(0, b"<s>", math.nan), ())),
+        Shown("", (chance(3, b"\xe2\x82", -3.0), top)),
+        Shown("€", (chance(4, b"\xac", -2.0), top[:2])),
+        Shown("ab", (chance(5, b"ab", -0.1), top)),
+        Shown("c", (chance(6, b"c", -0.2), ())),
+    ]
+    found = legacy_logprobs(parts, at=7)
     assert found["tokens"] == ["<s>", "bytes:\\xe2\\x82", "bytes:\\xac", "ab", "c"]
     assert found["text_offset"] == [7, 7, 7, 8, 10]
     assert math.isnan(found["token_logprobs"][0])  # null in JSON
@@ -331,3 +398,56 @@ def test_older_logprobs_have_offsets_of_characters_and_each_text_once() -> None:
         {"ab": -0.1, "a": -0.5, "bytes:\\xe2": -3.0},
         {"c": -0.2},
     ]
+
+
+# What the server prints of its requests
+
+SAID = Tokens((("a secret", False),), (1,))
+SECRET = [{"role": "user", "content": "a secret"}]
+SHORT = dataclasses.replace(
+    DONE, finish_reason="length", n_tokens=2, n_first=2, n_drafted=0, n_accepted=0, n_reused=200
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "events", "lines"),
+    [
+        (
+            *("v1/chat/completions", {"messages": SECRET}, [SAID, DONE]),
+            [
+                "POST /v1/chat/completions 200: 228 prompt tokens, 0 cached, read at 912.0/s; "
+                "first token after S; 84 tokens at 83.0/s, 52% drafted; stop"
+            ],
+        ),
+        (
+            *("v1/messages", {"messages": SECRET, "stream": True, "max_tokens": 9}),
+            [Prefill(0, 227), Prefill(100, 227), Prefill(227, 227), SAID, SHORT],
+            [
+                "POST /v1/messages: 100 of 228 prompt tokens read (43%)",
+                "POST /v1/messages 200: 228 prompt tokens, 200 cached, read at 112.0/s; "
+                "first token after S; 2 tokens at 1.0/s, 0% drafted; length",
+            ],
+        ),
+        (
+            *("v1/responses", {"input": "a secret"}, [Failed("a secret is wrong", kind="invalid")]),
+            ["POST /v1/responses 400: S; failed: invalid"],
+        ),
+        ("completion", {"prompt": {"a secret": 1}}, [], ["POST /completion 400: S"]),
+        ("%1b%0asecret", {}, [], ["POST /%1b%0asecret 404: S"]),
+    ],
+)
+def test_a_line_for_each_request_tells_its_figures_and_its_end_but_not_its_text(
+    path: str,
+    body: dict[str, object],
+    events: list[Event],
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = iter(range(0, 1000, 4))
+    monkeypatch.setattr(log, "perf_counter", lambda: float(next(seconds)))
+    with client(FakeBackend(events)) as http:
+        for method, where in (("POST", path), ("GET", "health"), ("GET", "page/nothing")):
+            http.request(method, where, json=body)
+    told = capsys.readouterr().err
+    assert re.sub(r"(?<=: )[\d.]+ s|(?<=after )-?[\d.]+ s", "S", told).splitlines() == lines

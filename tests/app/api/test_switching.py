@@ -17,16 +17,7 @@ from app.api.replies import while_connected
 from app.api.switching import HoldModels, Models
 from app.start import parse_flags
 from app.worker.events import Events
-from app.worker.messages import (
-    Answer,
-    Failed,
-    Loaded,
-    Loading,
-    ModelSpec,
-    Question,
-    Status,
-    Unload,
-)
+from app.worker.messages import Answer, Failed, Loaded, Loading, ModelSpec, Question, Status, Unload
 from speculation.registry import ModelEntry
 from tests.support.fake_backend import MODEL, FakeBackend, played
 
@@ -106,64 +97,68 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def run(test: Callable[[Switching, Callable[[str | None], Call]], Awaitable[None]]) -> Switching:
+async def ended(*calls: Call) -> None:
+    for one in calls:
+        one.end()
+    await asyncio.gather(*(one.task for one in calls))
+
+
+Asking = Callable[[str | None], Call]
+
+
+def run(test: Callable[[Switching, Asking], Awaitable[None]], **models: Any) -> list[str]:
+    """What the backend did while ``test`` made its calls."""
     backend = Switching()
 
-    async def all_() -> None:
-        models = Models(backend, ModelSpec("a"), switches=True)
-        await test(backend, lambda name: Call(models, name, backend))
+    async def calls() -> None:
+        made = Models(backend, ModelSpec("a"), **{"switches": True, **models})
+        await test(backend, lambda name: Call(made, name, backend))
 
-    asyncio.run(all_())
-    return backend
+    asyncio.run(asyncio.wait_for(calls(), 60))
+    return backend.done
 
 
 def test_a_call_for_another_model_waits_for_those_before_it_and_holds_up_those_after() -> None:
-    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+    async def calls(backend: Switching, call: Asking) -> None:
         first, unnamed = call("a"), call(None)
-        await settled()
+        await until(lambda: first.model == unnamed.model == "a")
         other = call("b")
         await settled()
         late, unknown = call("a"), call("gpt-4o")
         await settled()
-        models = [one.model for one in (first, unnamed, other, late)]
-        assert models == ["a", "a", None, None] and backend.done == []
-        first.end()
-        unnamed.end()
+        assert (other.model, late.model, backend.done) == (None, None, [])
+        await ended(first, unnamed)
+        await until(lambda: other.model is not None)
         await settled()
         assert (other.model, late.model, backend.done) == ("b", None, ["load b"])
         other.end()
-        await settled()
-        assert late.model == "a"
-        late.end()
-        unknown.end()
-        await asyncio.gather(*(one.task for one in (first, unnamed, other, late, unknown)))
+        await until(lambda: late.model == "a")
+        await ended(late, other, unknown)
 
-    assert run(calls).done == ["load b", "load a"]
+    assert run(calls) == ["load b", "load a"]
 
 
 def test_a_client_that_leaves_and_a_model_that_fails_hold_up_nobody() -> None:
-    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+    async def calls(backend: Switching, call: Asking) -> None:
         first = call("a")
-        await settled()
+        await until(lambda: first.model == "a")
         leaving, bad, last = call("c"), call("bad"), call("b")
         await settled()
         leaving.leave()
         await settled()
         first.end()
-        await settled()
         for one, reason in ((leaving, "the client has gone"), (bad, "it is bad")):
             with pytest.raises(ApiError, match=reason):
                 await one.task
-        assert last.model == "b"
-        last.end()
-        await last.task
+        await until(lambda: last.model == "b")
+        await ended(last)
 
-    assert run(calls).done == ["load bad", "load b"]
+    assert run(calls) == ["load bad", "load b"]
 
 
 @pytest.mark.parametrize("n_turns", range(8))  # of the event loop, from the load on
 def test_a_client_that_leaves_just_as_its_load_fails_holds_up_nobody(n_turns: int) -> None:
-    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+    async def calls(backend: Switching, call: Asking) -> None:
         first = call("a")
         await until(lambda: first.model == "a")
         bad, last = call("bad"), call("b")
@@ -177,27 +172,25 @@ def test_a_client_that_leaves_just_as_its_load_fails_holds_up_nobody(n_turns: in
         with pytest.raises((asyncio.CancelledError, ApiError)):
             await bad.task
         await until(lambda: last.model == "b")
-        last.end()
-        await last.task
+        await ended(last)
 
-    assert run(calls).done == ["load bad", "load b"]
+    assert run(calls) == ["load bad", "load b"]
 
 
 def test_a_load_that_cannot_begin_is_told_once() -> None:
-    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+    async def calls(backend: Switching, call: Asking) -> None:
         backend.is_full = True
         with pytest.raises(ApiError, match="Too many open files"):
             await call("c").task
         after = call("b")
         await until(lambda: after.model == "b")
-        after.end()
-        await after.task
+        await ended(after)
 
-    assert run(calls).done == ["load c", "load b"]
+    assert run(calls) == ["load c", "load b"]
 
 
 def test_a_call_that_names_a_model_waits_for_the_load_of_another_one_by_the_page() -> None:
-    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+    async def calls(backend: Switching, call: Asking) -> None:
         backend.loads = Loading("c", "load", 5, 100)
         same, other, unnamed, unknown = call("a"), call("b"), call(None), call("gpt-4o")
         await until(lambda: unnamed.model == unknown.model == "a")  # they hear of the load
@@ -209,49 +202,40 @@ def test_a_call_that_names_a_model_waits_for_the_load_of_another_one_by_the_page
             one.end()
 
         await asyncio.gather(answered_by(same, "a"), answered_by(other, "b"))
-        for one in (unnamed, unknown):
-            one.end()
-        await asyncio.gather(*(one.task for one in (same, other, unnamed, unknown)))
+        await ended(same, other, unnamed, unknown)
 
-    assert sorted(run(calls).done) == ["load a", "load b"]
+    assert sorted(run(calls)) == ["load a", "load b"]
 
 
 def test_a_model_that_is_not_here_is_named_with_the_way_to_get_it() -> None:
-    async def calls(backend: Switching, call: Callable[[str | None], Call]) -> None:
+    async def calls(backend: Switching, call: Asking) -> None:
         with pytest.raises(ApiError, match="`speculation models far` downloads it"):
             await call("far").task
         models = Models(backend, ModelSpec("a"))
         with pytest.raises(ApiError, match="b is not loaded; this server has a. Start it with"):
             await Call(models, "b", backend).task
         unknown = Call(models, "gpt-4o", backend)
-        await settled()
-        assert unknown.model == "a"
-        unknown.end()
-        await unknown.task
+        await until(lambda: unknown.model == "a")
+        await ended(unknown)
 
-    assert run(calls).done == []
+    assert run(calls) == []
 
 
 def test_an_idle_model_is_freed_and_the_next_call_loads_it() -> None:
-    async def calls() -> list[str]:
-        backend = Switching()
-        models = Models(backend, ModelSpec("a"), idle_seconds=0.05)
-        first = Call(models, None, backend)
+    async def calls(backend: Switching, call: Asking) -> None:
+        first = call(None)
         await until(lambda: first.model == "a")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # more than the idle seconds
         assert backend.done == []  # it is used
-        first.end()
-        await first.task
-        await until(lambda: models.is_asleep)
+        await ended(first)
+        await until(lambda: first._models.is_asleep)
         assert backend.done == ["unload"]
-        second = Call(models, "gpt-4o", backend)
+        second = call("gpt-4o")
         await until(lambda: second.model == "a")
-        assert not models.is_asleep
-        second.end()
-        await second.task
-        return backend.done[:2]
+        assert not first._models.is_asleep
+        await ended(second)
 
-    assert asyncio.run(calls()) == ["unload", "load a"]
+    assert run(calls, idle_seconds=0.05, switches=False)[:2] == ["unload", "load a"]
 
 
 def test_a_page_keeps_its_model(capsys: pytest.CaptureFixture[str]) -> None:
