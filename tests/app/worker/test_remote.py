@@ -16,25 +16,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.api.service import Service
-from app.hosts import address, bind
-from app.server import endpoint, guard, serve
 from app.worker import remote
 from app.worker.messages import (
     Answer,
-    ChatRequest,
     Detokenize,
     Done,
-    Event,
     Failed,
     Loaded,
     ModelSpec,
     Status,
     Tokenize,
-    Tokens,
 )
 from app.worker.remote import RemoteBackend
-from tests.app.worker.test_backend import ENDLESS, text_of
+from tests.app.worker.test_backend import ENDLESS, failure, request, text_of, until_tokens
+from tests.support.fake_endpoint import served
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -149,6 +144,18 @@ def backend(model: Path) -> Iterator[RemoteBackend]:
     assert made.close()
 
 
+@pytest.fixture
+def using(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets constants of ``remote``, and the program of the engines that are started from then."""
+
+    def use(program: str = "", **constants: object) -> None:
+        constants |= {"COMMAND": [sys.executable, "-c", program]} if program else {}
+        for name, value in constants.items():
+            monkeypatch.setattr(remote, name, value)
+
+    return use
+
+
 def spec(path: Path) -> ModelSpec:
     return ModelSpec(str(path), n_threads=1, flash_attn="off", parallel=2)
 
@@ -161,130 +168,8 @@ def replies(backend: RemoteBackend) -> bool:
     return isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
 
 
-def until_tokens(events: Iterator[Event]) -> None:
-    while not isinstance(next(events), Tokens):
-        pass
-
-
-def request(text: str = "a cat", **options: object) -> ChatRequest:
-    return ChatRequest("one", ({"role": "user", "content": text},), **options)  # type: ignore[arg-type]
-
-
 def kill(backend: RemoteBackend) -> None:
     os.kill(backend._process._process.pid, signal.SIGKILL)
-
-
-def test_a_dead_engine_is_reported_and_another_is_started(
-    backend: RemoteBackend, model: Path
-) -> None:
-    before = list(backend.reply(request(max_tokens=12)))
-    running = backend.reply(request(sampling=ENDLESS))
-    until_tokens(running)
-    kill(backend)
-    failed = list(running)[-1]
-    why = f"The engine's process ended: SIGKILL. {model} is loaded again now."
-    assert failed == Failed(why, why, "no model")
-    wait_for(backend, lambda status: status.model is not None and not status.is_down)
-    after = list(backend.reply(request(max_tokens=12)))
-    assert isinstance(after[-1], Done)
-    assert text_of(after) == text_of(before) != ""
-    assert backend.status().error is None
-    (answer,) = backend.ask(Tokenize("a cat"))
-    assert isinstance(answer, Answer)
-    assert list(backend.ask(Detokenize(tuple(token for token, _ in answer.tokens)))) == [
-        Answer("a cat")
-    ]
-
-
-def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", SLOW])
-    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
-    for first, status in (([], 503), ([spec(model)], 200)):
-        backend = RemoteBackend()
-        for each in first:
-            assert isinstance(list(backend.load(each))[-1], Loaded)
-        next(backend.load(ModelSpec("slow")))
-        listening = bind("127.0.0.1", 0)
-        serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
-        with httpx.Client(base_url=address("127.0.0.1", listening), timeout=20) as http:
-            found = [http.get(path).status_code for path in ("health", "slots", "props", "metrics")]
-            assert found == [status] * 3 + [200]
-            for path in ("tokenize", "completion"):
-                body = {"content": "a", "prompt": "a", "n_predict": 2}
-                assert http.post(path, json=body).status_code == status
-            if first:
-                backend._status = replace(backend.status(), is_down=True, error="it ended")
-                health = http.get("health")
-                told = health.json()["error"]["message"]
-                assert (health.status_code, told) == (503, "it ended")
-        has_closed = backend.close()
-        assert not (first and has_closed)  # the old model may have something to save
-
-
-def test_a_large_request_goes_through_and_an_odd_one_stops_no_other(backend: RemoteBackend) -> None:
-    text = "a cat " * 80_000
-    (answer,) = backend.ask(Tokenize(text))
-    assert isinstance(answer, Answer)
-    assert b"".join(piece for _, piece in answer.tokens).decode() == text
-    failed = list(backend.reply(request(text)))[-1]
-    assert isinstance(failed, Failed) and failed.kind == "too long"
-    deep: dict[str, object] = {}
-    for _ in range(5000):
-        deep = {"not": deep}
-    (failed,) = backend.reply(request(sampling={"json_schema": deep}))
-    why = "the request cannot be sent to the engine: it is nested too deep"
-    assert failed == Failed(why, why, "invalid")
-    for sampling, reason in (
-        (
-            {"grammar": lambda: None},
-            "the request cannot be sent to the engine: Encoding objects of type function is ",
-        ),
-        ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
-    ):
-        (failed,) = backend.reply(request(sampling=sampling))
-        assert isinstance(failed, Failed)
-        assert failed.message.startswith(reason) and failed.kind == "invalid"
-    (failed,) = backend.load(None)  # type: ignore[arg-type]
-    assert isinstance(failed, Failed)
-    assert replies(backend)
-
-
-def test_an_engine_that_does_not_answer_is_ended(
-    backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = backend.reply(request(sampling=ENDLESS))
-    until_tokens(running)
-    monkeypatch.setattr(remote, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)
-    os.kill(backend._process._process.pid, signal.SIGSTOP)
-    failed = list(running)[-1]
-    assert isinstance(failed, Failed)
-    assert failed.message.startswith("The engine's process ended: it did not answer for 1 s.")
-    monkeypatch.undo()
-    assert replies(backend)
-
-
-@pytest.mark.parametrize(
-    ("hanging", "what"),
-    [("Scheduler._decode = hang", "a step"), ("Engine.load = hang", "loading")],
-)
-def test_work_that_takes_too_long_ends_the_engine(
-    monkeypatch: pytest.MonkeyPatch, model: Path, hanging: str, what: str
-) -> None:
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", IMPATIENT.format(hanging)])
-    monkeypatch.setattr(remote, "PAUSES", (3600,))
-    backend = RemoteBackend()
-    events = list(backend.load(spec(model)))
-    if what != "loading":
-        assert isinstance(events[-1], Loaded)
-        events = list(backend.reply(request(max_tokens=5)))
-    assert isinstance(events[-1], Failed)
-    assert f"ended: it took too long over {what}" in events[-1].message
-    monkeypatch.undo()
-    assert has_loaded(backend, model)
-    assert backend.close()
 
 
 def wait_for(backend: RemoteBackend, is_so: Callable[[Status], bool]) -> Status:
@@ -295,22 +180,129 @@ def wait_for(backend: RemoteBackend, is_so: Callable[[Status], bool]) -> Status:
     return backend.status()
 
 
-def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
-    backend: RemoteBackend, model: Path, monkeypatch: pytest.MonkeyPatch
+def is_back(status: Status) -> bool:
+    return status.model is not None and not status.is_down
+
+
+def pauses(status: Status) -> bool:
+    return "in 3600 s" in (status.error or "")
+
+
+def test_a_dead_engine_is_reported_and_another_is_started(
+    backend: RemoteBackend, model: Path
 ) -> None:
-    monkeypatch.setattr(remote, "PAUSES", (0, 3600))
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", ABORTING.format(name=model.name)])
+    before = text_of(backend.reply(request(max_tokens=12)))
+    running = backend.reply(request(sampling=ENDLESS))
+    until_tokens(running)
     kill(backend)
-    status = wait_for(backend, lambda status: "in 3600 s" in (status.error or ""))
-    assert status.error == (
-        f"The engine's process ended: SIGABRT. {model} is loaded again in 3600 s."
+    why = f"The engine's process ended: SIGKILL. {model} is loaded again now."
+    assert failure(running) == Failed(why, why, "no model")
+    wait_for(backend, is_back)
+    *after, done = backend.reply(request(max_tokens=12))
+    assert isinstance(done, Done)
+    assert text_of(after) == before != ""
+    assert backend.status().error is None
+    (answer,) = backend.ask(Tokenize("a cat"))
+    assert isinstance(answer, Answer)
+    ids = tuple(token for token, _ in answer.tokens)
+    assert list(backend.ask(Detokenize(ids))) == [Answer("a cat")]
+
+
+@pytest.mark.parametrize(("has_model", "status"), [(False, 503), (True, 200)])
+def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
+    model: Path, using: Callable[..., None], has_model: bool, status: int
+) -> None:
+    using(SLOW, CLOSE_SECONDS=0.1)
+    backend = RemoteBackend()
+    assert not has_model or has_loaded(backend, model)
+    next(backend.load(ModelSpec("slow")))
+    with httpx.Client(base_url=served(backend), timeout=20) as http:
+        found = [http.get(path).status_code for path in ("health", "slots", "props", "metrics")]
+        assert found == [status] * 3 + [200]
+        for path in ("tokenize", "completion"):
+            body = {"content": "a", "prompt": "a", "n_predict": 2}
+            assert http.post(path, json=body).status_code == status
+        if has_model:
+            backend._status = replace(backend.status(), is_down=True, error="it ended")
+            health = http.get("health")
+            told = health.json()["error"]["message"]
+            assert (health.status_code, told) == (503, "it ended")
+    has_closed = backend.close()
+    assert not (has_model and has_closed)  # the old model may have something to save
+
+
+def test_a_large_request_goes_through_and_an_odd_one_stops_no_other(backend: RemoteBackend) -> None:
+    text = "a cat " * 80_000
+    (answer,) = backend.ask(Tokenize(text))
+    assert isinstance(answer, Answer)
+    assert b"".join(piece for _, piece in answer.tokens).decode() == text
+    assert failure(backend.reply(request(text))).kind == "too long"
+    deep: dict[str, object] = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    unsent = "the request cannot be sent to the engine: "
+    for sampling, reason in (
+        ({"json_schema": deep}, f"{unsent}it is nested too deep"),
+        ({"grammar": lambda: None}, f"{unsent}Encoding objects of type function is "),
+        ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
+    ):
+        failed = failure(backend.reply(request(sampling=sampling)))
+        assert failed.message.startswith(reason) and failed.kind == "invalid"
+    assert failure(backend.load(None))  # type: ignore[arg-type]
+    assert replies(backend)
+
+
+def test_an_engine_that_does_not_answer_is_ended(
+    backend: RemoteBackend, using: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = backend.reply(request(sampling=ENDLESS))
+    until_tokens(running)
+    using(BEAT_SECONDS=0.1, SILENT_SECONDS=1.0)
+    os.kill(backend._process._process.pid, signal.SIGSTOP)
+    why = "The engine's process ended: it did not answer for 1 s."
+    assert failure(running).message.startswith(why)
+    monkeypatch.undo()
+    assert replies(backend)
+
+
+@pytest.mark.parametrize(
+    ("hanging", "what"),
+    [("Scheduler._decode = hang", "a step"), ("Engine.load = hang", "loading")],
+)
+def test_work_that_takes_too_long_ends_the_engine(
+    using: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    hanging: str,
+    what: str,
+) -> None:
+    using(IMPATIENT.format(hanging), PAUSES=(3600,))
+    backend = RemoteBackend()
+    events = list(backend.load(spec(model)))
+    if what != "loading":
+        assert isinstance(events[-1], Loaded)
+        events = list(backend.reply(request(max_tokens=5)))
+    assert f"ended: it took too long over {what}" in failure(events).message
+    monkeypatch.undo()
+    assert has_loaded(backend, model)
+    assert backend.close()
+
+
+def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
+    backend: RemoteBackend,
+    model: Path,
+    using: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    using(ABORTING.format(name=model.name), PAUSES=(0, 3600))
+    kill(backend)
+    status = wait_for(backend, pauses)
+    assert (
+        status.error == f"The engine's process ended: SIGABRT. {model} is loaded again in 3600 s."
     )
     assert status.is_down
-    (failed,) = backend.reply(request())
-    assert isinstance(failed, Failed) and (failed.kind, failed.message) == (
-        "no model",
-        status.error,
-    )
+    failed = failure(backend.reply(request()))
+    assert (failed.kind, failed.message) == ("no model", status.error)
     monkeypatch.undo()
     backend._restart()  # as if the time had passed
     assert replies(backend)
@@ -321,13 +313,12 @@ def test_a_model_that_ends_the_engine_again_and_again_is_loaded_after_pauses(
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(
-    backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
+    backend: RemoteBackend, using: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PAUSES", (0, 3600))
-    monkeypatch.setattr(remote, "COMMAND", ["/no/such/program"])
+    using(PAUSES=(0, 3600), COMMAND=["/no/such/program"])
     running = backend.reply(request(sampling=ENDLESS))
     kill(backend)
-    assert isinstance(list(running)[-1], Failed)
+    assert failure(running)
     assert backend._n_deaths == 2
     monkeypatch.undo()
     backend._restart()  # as if the time had passed
@@ -335,17 +326,13 @@ def test_a_process_that_cannot_be_started_is_tried_again(
 
 
 def test_an_abort_names_the_error_that_only_the_log_has_and_keeps_the_log(
-    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: Path, using: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", CUDA_ERROR])
-    monkeypatch.setattr(remote, "PAUSES", (3600,))
-    monkeypatch.setattr(remote, "KEPT_BYTES", 600)
+    using(CUDA_ERROR, PAUSES=(3600,), KEPT_BYTES=600)
     monkeypatch.setenv("SPECULATION_CACHE", str(tmp_path / "cache"))
     backend, file = RemoteBackend(), tmp_path / "cache" / "engine.log"
     for _ in range(2):
-        failed = list(backend.load(spec(model)))[-1]
-        assert isinstance(failed, Failed)
-        assert failed.message == (
+        assert failure(backend.load(spec(model))).message == (
             "The engine's process ended: SIGABRT (CUDA error: an illegal memory access was "
             f"encountered). Its last lines are in {file}. {model} is loaded again in 3600 s."
         )
@@ -373,70 +360,57 @@ ggml_vulkan: Error: Missing op: SOLVE_TRI for f32 and f32 to f32
 """
 
 
-@pytest.mark.parametrize(
-    ("printed", "said"),
-    [
-        (
-            CUDA.format(
-                "operation not permitted when stream is capturing",
-                "argsort_f32_i32_cuda_cub",
-                "argsort.cu:102",
-                "DeviceSegmentedSort::SortPairs(d_temp_storage, temp_storage_bytes)",
-            ),
-            "CUDA error: operation not permitted when stream is capturing",
-        ),
-        (
-            CUDA.format("out of memory", "alloc", "ggml-cuda.cu:502", "cudaGetLastError()"),
-            "CUDA error: out of memory",
-        ),
-        (VULKAN, "what():  vk::Device::getFenceStatus: ErrorDeviceLost"),
-        (VULKAN_OP, "ggml_vulkan: Error: Missing op: SOLVE_TRI for f32 and f32 to f32"),
-        (
-            "set_rows: error: an older one\n"
-            "/src/ggml/src/ggml-cpu/ops.cpp:5012: GGML_ASSERT(i01 >= 0 && i01 < ne01) failed\n",
-            "ops.cpp:5012: GGML_ASSERT(i01 >= 0 && i01 < ne01) failed",
-        ),
-        ("/src/ggml/src/ggml-backend.cpp:900: fatal error\n", "ggml-backend.cpp:900: fatal error"),
-        ("ValueError: no\nbye\n", "ValueError: no"),
-        ("all is well\n", ""),
-    ],
-)
+# fmt: off
+SAID = [
+    (CUDA.format("operation not permitted when stream is capturing", "argsort_f32_i32_cuda_cub",
+                 "argsort.cu:102", "DeviceSegmentedSort::SortPairs(d_temp_storage, bytes)"),
+     "CUDA error: operation not permitted when stream is capturing"),
+    (CUDA.format("out of memory", "alloc", "ggml-cuda.cu:502", "cudaGetLastError()"),
+     "CUDA error: out of memory"),
+    (VULKAN, "what():  vk::Device::getFenceStatus: ErrorDeviceLost"),
+    (VULKAN_OP, "ggml_vulkan: Error: Missing op: SOLVE_TRI for f32 and f32 to f32"),
+    ("set_rows: error: an older one\n"
+     "/src/ggml/src/ggml-cpu/ops.cpp:5012: GGML_ASSERT(i01 >= 0 && i01 < ne01) failed\n",
+     "ops.cpp:5012: GGML_ASSERT(i01 >= 0 && i01 < ne01) failed"),
+    ("/src/ggml/src/ggml-backend.cpp:900: fatal error\n", "ggml-backend.cpp:900: fatal error"),
+    ("ValueError: no\nbye\n", "ValueError: no"),
+    ("all is well\n", ""),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("printed", "said"), SAID)
 def test_the_line_that_names_the_error_is_found(printed: str, said: str) -> None:
     assert remote._reason(-6, printed.splitlines()) == (f"SIGABRT ({said})" if said else "SIGABRT")
 
 
 @pytest.mark.parametrize("n_before", [0, 1])
 def test_a_model_that_ends_the_engine_as_it_loads_does_not_take_the_old_one_with_it(
-    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_before: int
+    model: Path, using: Callable[..., None], tmp_path: Path, n_before: int
 ) -> None:
     """Without an old one it is tried again."""
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", ABORTING.format(name="bad.gguf")])
-    monkeypatch.setattr(remote, "PAUSES", (0, 0, 3600))
+    using(ABORTING.format(name="bad.gguf"), PAUSES=(0, 0, 3600))
     backend, bad = RemoteBackend(), tmp_path / "bad.gguf"
     shutil.copy(model, bad)
-    if n_before:
-        assert has_loaded(backend, model)
-    failed = list(backend.load(spec(bad)))[-1]
-    assert isinstance(failed, Failed)
+    assert not n_before or has_loaded(backend, model)
+    message = failure(backend.load(spec(bad))).message
     again = model if n_before else bad
-    assert failed.message == f"The engine's process ended: SIGABRT. {again} is loaded again now."
+    assert message == f"The engine's process ended: SIGABRT. {again} is loaded again now."
     if n_before:
-        found = wait_for(backend, lambda status: status.model is not None and not status.is_down)
-        assert found.model is not None and found.model.spec == spec(model)
+        found = wait_for(backend, is_back).model
+        assert found is not None and found.spec == spec(model)
         assert replies(backend)
     else:
-        wait_for(backend, lambda status: "in 3600 s" in (status.error or ""))
+        wait_for(backend, pauses)
         assert backend._n_deaths == 3
         assert has_loaded(backend, model)
     assert backend.close()
 
 
 def test_a_load_after_a_death_leaves_the_old_model_at_work(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, using: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", SLOW])
-    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr(remote, "PAUSES", (3600,))
+    using(SLOW, CLOSE_SECONDS=0.1, PAUSES=(3600,))
     backend = RemoteBackend()
     assert has_loaded(backend, model)
     kill(backend)
@@ -448,15 +422,15 @@ def test_a_load_after_a_death_leaves_the_old_model_at_work(
 
 
 def test_a_load_or_an_engine_that_starts_keeps_nobody_waiting(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, using: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", LOADING])
+    using(LOADING)
     backend = RemoteBackend()
     loading = backend.load(spec(model))
     while getattr(next(loading), "stage", "") != "load":
         pass
     assert backend.close()
-    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
+    using("import time; time.sleep(600)")
     assert RemoteBackend().close()
 
 
