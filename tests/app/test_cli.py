@@ -94,13 +94,8 @@ def test_ctrl_c_and_a_reader_that_goes_leave_no_traceback(monkeypatch: pytest.Mo
     for flags in (["models"], ["--help"], ["bench", "--list-methods"]):
         reading, writing = os.pipe()
         os.close(reading)
-        done = subprocess.run(
-            [sys.executable, "-m", "app.cli", *flags],
-            cwd=ROOT,
-            stdout=writing,
-            stderr=-1,
-            text=True,
-        )
+        command = [sys.executable, "-m", "app.cli", *flags]
+        done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=-1, text=True)
         os.close(writing)
         assert (done.returncode, done.stderr) == (2, ""), flags
 
@@ -109,9 +104,8 @@ def test_serve_ends_with_the_reason_if_its_model_cannot_be_loaded(tmp_path: Path
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     for name, reason in (("missing.gguf", "file not found"), ("broken.gguf", "broken.gguf")):
         command = [sys.executable, "-m", "app.cli", "serve", "--port", free_port()]
-        done = subprocess.run(
-            [*command, "--model", tmp_path / name], cwd=ROOT, capture_output=True, text=True
-        )
+        command += ["--model", str(tmp_path / name)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (2, "")
         loading, error = done.stderr.splitlines()
         assert loading.startswith(f"Loading {tmp_path / name}. The endpoint will be at http://")
@@ -205,11 +199,7 @@ def test_models_prints_the_file_of_a_name_and_one_line_for_an_unknown_one(
 
 
 def test_the_bench_starts_without_gradio() -> None:
-    code = (
-        "import sys, app.cli; app.cli.main(['bench', '--list-methods']);"
-        "assert 'gradio' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True
-    )
+    code = "import sys, app.cli; app.cli.main(['bench', '--list-methods'])"
+    command = [sys.executable, "-c", f"{code}; assert 'gradio' not in sys.modules"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

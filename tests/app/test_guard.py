@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -21,11 +22,11 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from app import server
-from app.api.service import Service
 from app.guard import LARGEST_BODY, POLICY, Guard, Names
 from app.hosts import bind
-from app.server import endpoint, serve
+from app.server import serve
 from tests.app.browser.chat import served
+from tests.support import fake_endpoint
 from tests.support.fake_backend import FakeBackend
 
 EVIL = "evil.example"
@@ -66,14 +67,12 @@ def ask(
 
 
 def test_the_page_answers_only_to_its_own_names_and_forbids_requests_to_others(port: int) -> None:
-    for path in ("/page/state", "/page/events"):
-        assert ask(port, path, Host=EVIL)[0] == 403
-    for path in ("/", "/config"):
+    for path in ("/page/state", "/page/events", "/", "/config"):
         status, told = ask(port, path, Host=EVIL)
         assert status == 403
-        assert told.startswith("The name 'evil.example' is not one of this server's")
-        assert f"Open http://127.0.0.1:{port} " in told
-        assert "--allow-host" in told
+        if not path.startswith("/page/"):
+            assert told.startswith("The name 'evil.example' is not one of this server's")
+            assert f"Open http://127.0.0.1:{port} " in told and "--allow-host" in told
     with socket.create_connection(("127.0.0.1", port), timeout=60) as websocket:
         websocket.sendall(
             f"GET /page/events HTTP/1.1\r\nHost: {EVIL}\r\nConnection: Upgrade\r\n"
@@ -81,27 +80,25 @@ def test_the_page_answers_only_to_its_own_names_and_forbids_requests_to_others(p
             "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
         )
         assert websocket.recv(100).startswith(b"HTTP/1.1 403 ")
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/")
-    answer = connection.getresponse()
-    policy = answer.getheader("Content-Security-Policy", "")  # with the page's own scripts
+    headers = httpx.get(f"http://127.0.0.1:{port}/").headers
+    policy = headers["content-security-policy"]  # with the page's own scripts
     assert re.sub("'sha256-[^']+' ", "", policy) == POLICY
-    assert answer.getheader("X-Content-Type-Options") == "nosniff"
-    connection.close()
+    assert headers["x-content-type-options"] == "nosniff"
 
 
 def test_calls_of_other_sites_are_refused_and_those_of_the_page_are_not(port: int) -> None:
     ours = f"localhost:{port}"
-    for headers, status in (
-        ({"Host": EVIL, "Origin": f"http://{EVIL}"}, 403),
-        ({"Host": ours, "Origin": f"http://{EVIL}"}, 403),
-        ({"Host": ours, "Origin": f"http://127.0.0.1:{port}"}, 403),  # another site's, to browsers
-        ({"Host": ours, "Origin": "null"}, 403),
-        ({"Host": ours, "Origin": f"http://{ours}"}, 200),
-        ({"Host": ours}, 200),
-        ({"Host": "chat.example", "Origin": "https://chat.example"}, 200),
-        ({"Host": ours, "Origin": "https://chat.example"}, 200),  # a proxy that names itself so
+    for host, origin, status in (
+        (EVIL, f"http://{EVIL}", 403),
+        (ours, f"http://{EVIL}", 403),
+        (ours, f"http://127.0.0.1:{port}", 403),  # another site's, to browsers
+        (ours, "null", 403),
+        (ours, f"http://{ours}", 200),
+        (ours, "", 200),
+        ("chat.example", "https://chat.example", 200),
+        (ours, "https://chat.example", 200),  # a proxy that names itself so
     ):
+        headers = {"Host": host, **({"Origin": origin} if origin else {})}
         found, told = ask(port, RUN, "POST", CALL, **JSON, **headers)
         assert found == status, headers
         assert status == 200 or "which has no access here" in told or EVIL in told
@@ -112,22 +109,11 @@ def test_routes_that_the_page_does_not_use_are_closed(port: int) -> None:
     for path in ("upload", "component_server", "process_recording", "vibe-edit", "api/predict"):
         assert ask(port, f"/gradio_api/{path}", "POST", FORM, **boundary)[0] == 404, path
     assert ask(port, "/login", "POST", "username=a&password=b")[0] == 404
-    for path in (
-        "file=/etc/hostname",
-        "file=http://192.0.2.1/",
-        "proxy=http://192.0.2.1/",
-        "deep_link?session_hash=x",
-        "runs",
-        "openapi.json",
-        "queue/status",
-        "queue/data?session_hash=x",
-        "heartbeat/x",
-        "info",
-        "startup-events",
-        "upload_progress?upload_id=x",
-    ):
-        assert ask(port, f"/gradio_api/{path}")[0] == 404, path
     assert ask(port, "/gradio_api/queue/join", "POST", CALL, **JSON)[0] == 404
+    files = "file=/etc/hostname file=http://192.0.2.1/ proxy=http://192.0.2.1/ openapi.json info"
+    queue = "queue/status queue/data?session_hash=x heartbeat/x upload_progress?upload_id=x runs"
+    for path in f"{files} {queue} deep_link?session_hash=x startup-events".split():
+        assert ask(port, f"/gradio_api/{path}")[0] == 404, path
     for path in ("/user", "/monitoring", "/pwa_icon", "/robots.txt", "/docs"):
         assert ask(port, path)[0] == 404, path
     for path in ("/", "/config", "/theme.css"):
@@ -151,25 +137,21 @@ def test_the_size_of_a_body_is_limited_chunked_or_not(port: int) -> None:
     ("listens", "answered", "refused"),
     [
         (
-            "127.0.0.1",
-            ("127.0.0.1:7860", "127.1.2.3", "[::1]:7860", "LocalHost.:80"),
-            ("192.168.0.2:7860", "0.0.0.0:7860", "box", "localhost.evil.example", "", "["),
+            *("127.0.0.1", "127.0.0.1:7860 127.1.2.3 [::1]:7860 LocalHost.:80"),
+            "192.168.0.2:7860 0.0.0.0:7860 box localhost.evil.example [",
         ),
-        ("::1", ("[::1]:7860",), ()),
-        ("0.0.0.0", ("192.168.0.2:7860", "[fe80::1]:7860", "box:7860", "box.local"), (EVIL,)),
-        ("::", ("box.lan",), ()),
-        ("192.0.2.1", ("192.0.2.1:7860",), ("box",)),
+        ("::1", "[::1]:7860", ""),
+        ("0.0.0.0", "192.168.0.2:7860 [fe80::1]:7860 box:7860 box.local", EVIL),
+        ("::", "box.lan", ""),
+        ("192.0.2.1", "192.0.2.1:7860", "box"),
     ],
 )
 def test_a_server_goes_by_loopback_names_and_by_what_it_listens_on(
-    monkeypatch: pytest.MonkeyPatch,
-    listens: str,
-    answered: tuple[str, ...],
-    refused: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch, listens: str, answered: str, refused: str
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Box.lan")
-    for asked in (*answered, *refused):
-        assert Names(listens).include(asked) is (asked in answered), asked
+    for asked in (*answered.split(), *refused.split(), ""):
+        assert Names(listens).include(asked) is (asked in answered.split()), asked
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,8 +198,9 @@ def test_a_key_may_have_any_characters(key: str) -> None:
         {"Authorization": b"Bearer " + sent},
         {"X-Api-Key": sent},
         {"Authorization": b"Basic " + base64.b64encode(b"anyone:" + sent)},
-        *([{"X-Api-Key": key.encode("latin-1")}] if key.isascii() or "ü" in key else []),
     ]
+    if "ü" in key:
+        given.append({"X-Api-Key": key.encode("latin-1")})
     for headers in given:
         assert client.get("/v1/models", headers=headers).status_code == 200
     wrong: dict[Any, Any] = {"X-Api-Key": sent[:-1]}
@@ -301,33 +284,27 @@ def test_pages_of_an_allowed_origin_may_read_the_answers() -> None:
     [
         (
             "https://app.example",
-            ("https://app.example", "https://app.example:8443", "HTTPS://App.example"),
-            ("http://app.example", "https://an.app.example", "https://app.example.evil.example"),
+            "https://app.example https://app.example:8443 HTTPS://App.example",
+            "http://app.example https://an.app.example https://app.example.evil.example",
         ),
-        ("http://app.example:3000/", ("http://app.example:3000",), ("http://app.example",)),
+        ("http://app.example:3000/", "http://app.example:3000", "http://app.example"),
         (
-            "chrome-extension://*",
-            ("chrome-extension://fjkmabmdepjfammlpliljpnbhleegehm",),
-            ("moz-extension://fjkmabmdepjfammlpliljpnbhleegehm", "https://chrome-extension"),
-        ),
-        (
-            "app.example:8080",
-            ("https://app.example", "http://app.example:3000"),
-            ("https://app-example", "https://an.app.example"),
+            *("chrome-extension://*", "chrome-extension://fjkmabmdepjfammlpliljpnbhleegehm"),
+            "moz-extension://fjkmabmdepjfammlpliljpnbhleegehm https://chrome-extension",
         ),
         (
-            "*.corp.example",
-            ("https://a.corp.example",),
-            ("https://corp.example", "https://acorp.example"),
+            *("app.example:8080", "https://app.example http://app.example:3000"),
+            "https://app-example https://an.app.example",
         ),
+        ("*.corp.example", "https://a.corp.example", "https://corp.example https://acorp.example"),
     ],
 )
 def test_origins_are_allowed_by_name_by_origin_and_by_pattern(
-    allowed: str, admitted: tuple[str, ...], refused: tuple[str, ...]
+    allowed: str, admitted: str, refused: str
 ) -> None:
     names = Names("127.0.0.1", [allowed])
-    for origin in (*admitted, *refused):
-        assert names.allow_origin(origin, True) is (origin in admitted), origin
+    for origin in f"{admitted} {refused}".split():
+        assert names.allow_origin(origin, True) is (origin in admitted.split()), origin
     # An origin with a pattern does not make names of this server: any site could have one.
     assert Names("127.0.0.1", ["https://app.example"]).include("app.example:443")
     assert not Names("127.0.0.1", ["https://*", "x-extension://*"]).include(EVIL)
@@ -378,11 +355,7 @@ def test_what_another_site_can_ask_for_without_an_origin_reaches_no_chat() -> No
 
 def test_a_compressed_body_is_refused_with_the_reason() -> None:
     client = guarded()
-    for path, kind in (
-        ("/completion", "gzip"),
-        ("/completion", "zstd"),
-        ("/page/models/hub", "br"),
-    ):
+    for path, kind in (("/completion", "gzip"), ("/v1/models", "zstd"), ("/page/models/hub", "br")):
         found = client.post(path, content=b"x", headers={"Content-Encoding": kind})
         assert found.status_code == 415
         assert "reads no compressed bodies" in found.json()["error"]["message"]
@@ -404,8 +377,7 @@ def test_a_request_is_taken_as_its_client_meant_it() -> None:
 
 
 def test_addresses_and_methods_that_there_are_not_are_told_in_json() -> None:
-    app = endpoint(Service(FakeBackend()))
-    client = TestClient(server.guard(app, "127.0.0.1"), base_url="http://127.0.0.1")
+    client = fake_endpoint.client(FakeBackend())
     for method, path, allowed in (
         ("GET", "/completion", "POST"),
         ("HEAD", "/completion", "POST"),
@@ -414,14 +386,9 @@ def test_addresses_and_methods_that_there_are_not_are_told_in_json() -> None:
     ):
         found = client.request(method, path)
         assert (found.status_code, found.headers["allow"]) == (405, allowed)
-    assert client.post("/v1/responses/a").json() == {
-        "error": {
-            "message": "/v1/responses/a takes DELETE, GET, not POST.",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": 405,
-        }
-    }
+    told = "/v1/responses/a takes DELETE, GET, not POST."
+    error = {"message": told, "type": "invalid_request_error", "param": None, "code": 405}
+    assert client.post("/v1/responses/a").json() == {"error": error}
     for method in ("GET", "POST", "DELETE"):
         for path in ("/v1/model", "/config", "/gradio_api/run/predict"):
             found = client.request(method, path)

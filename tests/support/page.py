@@ -50,7 +50,7 @@ def served(
     app.include_router(chat.router)
     app.state.service = Service(backend)
     server.serve(RequestLog(server.guard(app, host, (), keys, page=True)), listening)
-    site = Site(hosts.address("127.0.0.1", listening) + "page/", chats)
+    site = Site(hosts.address("127.0.0.1", listening) + "page/", chats, backend)
     try:
         yield site
     finally:
@@ -65,17 +65,19 @@ class Site:
 
     address: str
     chats: Chats
+    backend: Any
     pages: list[Page] = field(default_factory=list)
 
     def page(self, **headers: str) -> Page:
-        self.pages.append(Page(self.address, **headers))
+        self.pages.append(Page(self.address, self.backend, **headers))
         return self.pages[-1]
 
 
 class Page:
-    """A client, with the events of its stream."""
+    """A client, with the events of its stream, and the backend, whose replies a test writes."""
 
-    def __init__(self, address: str, **headers: str) -> None:
+    def __init__(self, address: str, backend: Any, **headers: str) -> None:
+        self.backend = backend
         self.client = httpx.Client(base_url=address, headers=headers, timeout=30)
 
     def ask(self, method: str, path: str, status: int = 200, **body: Any) -> Any:
@@ -131,11 +133,8 @@ class Page:
         seen = []
         for _, kind, data in self.stream(after):
             seen.append((kind, data))
-            if (
-                kind == "turn"
-                and data["turn"] == turn
-                and data.get("set", {}).get("state") == "done"
-            ):
+            told = data.get("set", {}) if kind == "turn" and data["turn"] == turn else {}
+            if told.get("state") == "done":
                 return seen
         raise AssertionError("the stream ended")
 
@@ -148,10 +147,31 @@ class Page:
             time.sleep(0.01)
         raise AssertionError(last)
 
+    def send(self, chat: str, text: str, **body: Any) -> list[Json]:
+        """Send a message; returns it and its reply, which has begun."""
+        return list(self.post(f"chats/{chat}/messages", text=text, **body)["turns"])
+
+    def done(self, chat: str) -> Json:
+        """The chat's last turn, once it has ended."""
+        return self.until(chat, lambda turn: turn["state"] == "done")
+
+    def reply(self, chat: str, *events: Event | str) -> Json:
+        """Write the last reply to its end; returns it."""
+        self.backend.write(*events, DONE)
+        return self.done(chat)
+
+    def talk(self, *texts: str) -> tuple[str, list[int]]:
+        """A chat with messages and the replies to them; returns it and its turns."""
+        chat = self.new_chat()
+        for text in texts:
+            self.send(chat, text)
+            self.reply(chat, f"re: {text}")
+        return chat, [turn["id"] for turn in self.turns(chat)]
+
     def say(self, chat: str, text: str, **body: Any) -> tuple[int, int]:
         """Send a message and wait for the end of its reply; returns both turns."""
         seq = self.get("state")["seq"]
-        asked, reply = self.post(f"chats/{chat}/messages", text=text, **body)["turns"]
+        asked, reply = self.send(chat, text, **body)
         self.until_done(reply["id"], seq)
         return asked["id"], reply["id"]
 
@@ -177,16 +197,6 @@ class Written(FakeBackend):
         """Add events to the last reply; a text is a token that was not drafted."""
         for event in events:
             self.replies[-1].put(Tokens(((event, False),)) if isinstance(event, str) else event)
-
-
-def talk(page: Page, backend: Written, *texts: str) -> tuple[str, list[int]]:
-    """A chat with messages and the replies to them; returns it and its turns."""
-    chat = page.new_chat()
-    for text in texts:
-        page.post(f"chats/{chat}/messages", text=text)
-        backend.write(f"re: {text}", DONE)
-        page.until(chat, lambda turn: turn["state"] == "done")
-    return chat, [turn["id"] for turn in page.turns(chat)]
 
 
 def said(backend: Written) -> list[str]:

@@ -14,7 +14,7 @@ from app.page.imported import chats_of
 from app.page.reply import Reply
 from app.page.steps import MOST_BYTES
 from app.store import Found
-from tests.support.page import Page, Written, talk
+from tests.support.page import Page
 
 SCRIPT = '"><img src=x onerror=alert(1)>'
 TREE = [[0.1, 2.0, 0.1, 2, 1, [[-1, "a", 0]], [0], "b"]]
@@ -94,9 +94,9 @@ def test_an_imported_chat_is_shown_as_its_file_has_it_and_can_be_opened(page: Pa
 
 
 def test_steps_and_replies_that_an_earlier_import_kept_are_not_trusted(
-    page: Page, backend: Written, chats: Chats
+    page: Page, chats: Chats
 ) -> None:
-    chat, (_, reply) = talk(page, backend, "hi")
+    chat, (_, reply) = page.talk("hi")
     chats.kept.save_steps(reply, packed([[SCRIPT]]))
     page.get(f"turns/{reply}/steps", 404)
     chats.kept.save_reply(reply, "re", {"n_ctx": "x", "reads_from": 5, "done": {"x": 5}}, "done")

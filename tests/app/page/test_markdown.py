@@ -65,10 +65,7 @@ def random_pieces(chance: random.Random, text: str) -> list[tuple[str, bool]]:
 def in_and_out(html: str) -> tuple[str, str, str]:
     """The HTML without drafted spans; the characters inside such spans; those outside."""
     html = re.sub(r"<math.*?</math>", "", html, flags=re.DOTALL) if "<math" in html else html
-    plain: list[str] = []
-    inside: list[str] = []
-    outside: list[str] = []
-    depth: list[str] = []
+    plain, inside, outside, depth = [list[str]() for _ in range(4)]
     at = 0
     for tag in TAG.finditer(html):
         (inside if "drafted" in depth else outside).append(html[at : tag.start()])
@@ -135,17 +132,9 @@ def test_a_text_that_has_ended_is_shown_as_it_is() -> None:
 
 
 def test_only_blocks_that_changed_are_shown_again() -> None:
-    growing, marks, changed = Growing(), Marks(), []
-    text = ""
-    for more in (
-        "one",
-        "\n\ntwo ",
-        "more",
-        "\n\n- a\n",
-        "- b\n",
-        "\n\n[x]",
-        "\n\n[x]: http://x.org\n",
-    ):
+    growing, marks, changed, text = Growing(), Marks(), [], ""
+    end = "\n\n[x]", "\n\n[x]: http://x.org\n"
+    for more in ("one", "\n\ntwo ", "more", "\n\n- a\n", "- b\n", *end):
         text += more
         marks.add(len(more), is_drafted=False)
         changed.append(growing.update(text, marks))
@@ -219,11 +208,9 @@ def test_drafted_text_is_marked_in_every_kind_of_markdown() -> None:
 
 
 def test_code_is_highlighted_and_its_drafts_are_marked() -> None:
-    assert (
-        coloured("```python\n«re»turn 1\n```")
-        .split("</div>", 1)[1]
-        .startswith('<pre><code><span class="keyword">«re»turn» <span class="number">1»\n')
-    )
+    code = coloured("```python\n«re»turn 1\n```").split("</div>", 1)[1]
+    line = '<pre><code><span class="keyword">«re»turn» <span class="number">1»\n'
+    assert code.startswith(line)
     assert "<pre><code>a &lt; b\n</code></pre>" in render("```no-such-language\na < b\n```")
 
 

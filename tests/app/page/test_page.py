@@ -71,24 +71,29 @@ def test_fields_show_what_is_set_and_else_what_the_server_takes_as_the_default()
     )
 
 
-def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -> None:
+def answers(*asked: tuple[str, str, dict[str, Any]]) -> list[httpx.Response]:
+    """The answers of the frame to requests, each with its method, path and what else it has."""
+
     async def ask() -> list[httpx.Response]:
         app = FastAPI()
         ui.mount(app, ui.build(FakeBackend(), "guess"))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            paths = ("/", "/config", "/page/transcript.js", "/page/math.woff2")
-            answers = [await client.get(path) for path in paths]
-            known = {"If-None-Match": answers[2].headers["etag"]}
-            return [*answers, await client.get("/page/transcript.js", headers=known)]
+            return [await client.request(method, path, **more) for method, path, more in asked]
 
-    document, config, script, font, again = asyncio.run(ask())
+    return asyncio.run(ask())
+
+
+def test_the_frame_holds_no_connection_and_its_files_are_compressed_and_kept() -> None:
+    paths = ("/", "/config", "/page/transcript.js", "/page/math.woff2")
+    document, config, script, font = answers(*(("GET", path, {}) for path in paths))
     assert font.content.startswith(b"wOF2")
     assert "page/page.css" in document.text
     assert [one.headers.get("content-encoding") for one in (document, script)] == ["gzip"] * 2
     assert not config.json()["connect_heartbeat"]
     assert not any(event["queue"] for event in config.json()["dependencies"])
-    assert again.status_code == 304
+    known = {"headers": {"If-None-Match": script.headers["etag"]}}
+    assert answers(("GET", "/page/transcript.js", known))[0].status_code == 304
 
 
 def test_gradio_is_asked_for_fields_alone_and_odd_settings_have_theirs() -> None:
@@ -104,16 +109,9 @@ def test_gradio_is_asked_for_fields_alone_and_odd_settings_have_theirs() -> None
         *[({"trigger_id": number}, 400) for number in (2**70, -1, "x")],
         ({"session_hash": []}, 400),
     ]
-
-    async def ask() -> list[httpx.Response]:
-        app = FastAPI()
-        ui.mount(app, ui.build(FakeBackend(), "guess"))
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            path = "/gradio_api/run/predict"
-            return [await client.post(path, json={**usual, **change}) for change, _ in cases]
-
-    for (change, status), answer in zip(cases, asyncio.run(ask()), strict=True):
+    path = "/gradio_api/run/predict"
+    found = answers(*(("POST", path, {"json": {**usual, **change}}) for change, _ in cases))
+    for (change, status), answer in zip(cases, found, strict=True):
         assert answer.status_code == status, (change, answer.text)
         assert ("Temperature" in answer.text) == (status == 200)
 

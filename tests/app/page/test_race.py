@@ -62,10 +62,8 @@ def test_methods_run_in_turn_without_the_memory_and_the_median_counts() -> None:
         "Auto is 2.5× as fast as plain decoding (2.0× to 4.0× in 3 rounds)",
     ]
     assert [one["texts"] for one in results] == ["Same text ✓"] * 3
-    assert [(run["method"], run["tokens"][0][1]) for run in results[-1]["played"]] == [
-        ("ar", "bc"),
-        ("auto", "bc"),
-    ]
+    played = [(run["method"], run["tokens"][0][1]) for run in results[-1]["played"]]
+    assert played == [("ar", "bc"), ("auto", "bc")]
 
 
 def test_the_first_round_is_told_as_it_is_written_with_the_time_that_is_left() -> None:
@@ -75,29 +73,19 @@ def test_the_first_round_is_told_as_it_is_written_with_the_time_that_is_left() -
     backend = FakeBackend([*events, done], [*events, done], [Failed("no model")])
     asked = replace(REQUEST, max_tokens=11)
     *found, last = race(backend, asked, ("ar", "auto"), 1, clock=lambda: next(clock))
-    *begin, end = [
-        [text, drafted] for one in "abcd" for text, drafted in ((one, True), ("", False))
+    pieces = [[text, drafted] for one in "abcd" for text, drafted in ((one, True), ("", False))]
+    assert found == [
+        progress("ar", 0),
+        # 0.04 s each: 0.2 more, and 0.4 of the other method
+        progress("ar", 6, 0.6, *pieces[:6]),
+        progress("ar", 8, 0.5, *pieces[6:]),
+        progress("auto", 0),
+        progress("auto", 6, 0.1, *pieces[:6]),
+        progress("auto", 8, 0.0, *pieces[6:]),
     ]
-    assert (
-        found
-        == [
-            progress("ar", 0),
-            progress(
-                "ar", 6, 0.6, *begin[:6]
-            ),  # 0.04 s each: 0.2 more, and 0.4 of the other method
-            progress("ar", 8, 0.5, begin[6], end),
-            progress("auto", 0),
-            progress("auto", 6, 0.1, *begin[:6]),
-            progress("auto", 8, 0.0, begin[6], end),
-        ]
-    )
     tokens = last["result"]["played"][0]["tokens"]
-    assert [(at, text) for at, text, drafted in tokens if drafted] == [
-        (0.0, "a"),
-        (0.05, "b"),
-        (0.2, "c"),
-        (0.25, "d"),
-    ]
+    drafted = [(at, text) for at, text, is_drafted in tokens if is_drafted]
+    assert drafted == [(0.0, "a"), (0.05, "b"), (0.2, "c"), (0.25, "d")]
     failed = race(backend, REQUEST, ("ar", "auto"), 1)
     assert list(failed) == [progress("ar", 0), {"error": "no model"}]
     stopped = FakeBackend([Done("cancelled", "ar")])
@@ -113,40 +101,27 @@ def test_runs_that_are_too_short_together_give_no_number() -> None:
     assert "is 1.0× as fast" in results_of(enough, "ar", "auto", rounds=2)[-1]["sentence"]
 
 
+ROUNDED = ": this model's kernels round several rows in another way than one, so the "
+EXACT = ". Load with “exact” for the very same text."
+
+
 @pytest.mark.parametrize(
     ("method", "logprobs", "temperature", "exact", "told"),
     [
         (
-            "guess",
-            {3: -1.0, 4: -1.08},
-            0.0,
-            False,
-            ": this model's kernels round several rows in another way than one, so the two best "
-            "tokens, 0.08 apart, changed places. Load with “exact” for the very same text.",
+            *("guess", {3: -1.0, 4: -1.08}, 0.0, False),
+            f"{ROUNDED}two best tokens, 0.08 apart, changed places{EXACT}",
         ),
         (
-            "guess",
-            {3: -1.0, 4: -1.004},
-            0.0,
-            False,
-            ": this model's kernels round several rows in another way than one, so the two best "
-            "tokens, 0.004 apart (a near-tie), changed places. Load with “exact” for the very same "
-            "text.",
+            *("guess", {3: -1.0, 4: -1.004}, 0.0, False),
+            f"{ROUNDED}two best tokens, 0.004 apart (a near-tie), changed places{EXACT}",
         ),
         (
-            "guess",
-            {5: -0.5, 3: -1.0, 4: -9.0},
-            0.8,
-            False,
-            ": this model's kernels round several rows in another way than one, so the draw "
-            "between two tokens, 8.00 apart, went the other way. Load with “exact” for the very "
-            "same text.",
+            *("guess", {5: -0.5, 3: -1.0, 4: -9.0}, 0.8, False),
+            f"{ROUNDED}draw between two tokens, 8.00 apart, went the other way{EXACT}",
         ),
         (
-            "guess",
-            {3: -1.0, 4: -4.0},
-            0.0,
-            False,
+            *("guess", {3: -1.0, 4: -4.0}, 0.0, False),
             ", at the two best tokens, 3.00 apart. Rounding does not explain this: please report "
             "it.",
         ),
@@ -173,8 +148,7 @@ def test_where_and_why_texts_part_is_told(
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[LocalBackend]:
     made = LocalBackend()
-    loaded = list(made.load(ModelSpec("bundled", 512, n_threads=1)))[-1]
-    assert isinstance(loaded, Loaded)
+    assert isinstance(list(made.load(ModelSpec("bundled", 512, n_threads=1)))[-1], Loaded)
     yield made
     made.close()
 
@@ -183,14 +157,8 @@ def test_a_reply_of_a_model_is_summed_up(bundled: LocalBackend) -> None:
     ends = dict.fromkeys(bundled.status().facts.ends, -math.inf)  # it goes on
     sampling = {"regex": "(one two three )+", "logit_bias": ends}
     message = "Say this again and again: one two three one two three one two three"
-    asked = replace(
-        REQUEST,
-        messages=({"role": "user", "content": message},),
-        method="prompt-lookup",
-        sampling=sampling,
-        max_tokens=60,
-        record=True,
-    )
+    asked = replace(REQUEST, method="prompt-lookup", sampling=sampling, max_tokens=60, record=True)
+    asked = replace(asked, messages=({"role": "user", "content": message},))
     *events, done = bundled.reply(asked)
     assert isinstance(done, Done)
     records = [one for event in events if isinstance(event, Steps) for one in event.records]
@@ -203,33 +171,13 @@ def test_a_reply_of_a_model_is_summed_up(bundled: LocalBackend) -> None:
     assert len(done.decode_ms) == 64
 
 
-def test_a_race_on_a_model_tells_what_both_wrote(bundled: LocalBackend) -> None:
-    sampling = {"grammar": 'root ::= "one two three four five six seven eight nine ten"'}
-    request = replace(REQUEST, sampling=sampling)
-    told = list(race(bundled, request, ("ar", "prompt-lookup"), 2))
-    begun = [one["progress"] for one in told if one.get("progress", {}).get("n_tokens") == 0]
-    in_turn = ["ar", "prompt-lookup", "prompt-lookup", "ar"]
-    assert [one["method"] for one in begun] == in_turn
-    shown = [one["progress"] for one in told if "progress" in one]
-    live = [
-        "".join(text for p in shown if p["lane"] == n for text, _ in p["tokens"]) for n in (0, 1)
-    ]
-    assert told[-1]["result"]["texts"] == "Same text ✓"
-    for n, run in enumerate(told[-1]["result"]["played"]):
-        text = "".join(text for _, text, _ in run["tokens"])
-        assert text == live[n] == "one two three four five six seven eight nine ten"
-        assert [at for at, _, _ in run["tokens"]] == sorted(at for at, _, _ in run["tokens"])
-
-
 def test_the_gap_is_measured_where_two_texts_of_a_model_part(bundled: LocalBackend) -> None:
     request = replace(REQUEST, method="ar", max_tokens=3, logprobs=2)
     tokens = [event for event in bundled.reply(request) if isinstance(event, Tokens)]
     ids = [one for event in tokens for one in event.ids]
     (_, (best, second)), *_ = [chances for event in tokens for chances in event.chances][2:]
-    done = replace(DONE, n_tokens=3)
-    runs = [
-        Run("ar", [(0.0, str(end), False)], [*ids[:2], end], done) for end in (best.id, second.id)
-    ]
+    said, done = [(0.0, "x", False)], replace(DONE, n_tokens=3)
+    runs = [Run("ar", said, [*ids[:2], end], done) for end in (best.id, second.id)]
     told = _parting(bundled, request, runs[0], runs[1])
     gap = float(re.search(r"two best tokens, ([\d.]+) apart", told)[1])  # type: ignore[index]
     assert gap == pytest.approx(best.logprob - second.logprob, abs=0.1)

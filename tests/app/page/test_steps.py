@@ -28,16 +28,8 @@ def drafted(*pieces: str, source: str = "suffix", bonus: str = "!", **more: Any)
 
 
 def test_steps_are_kept_small_and_read_back_as_they_were() -> None:
-    tree = StepRecord(
-        0.5,
-        12.25,
-        0.125,
-        4,
-        2,
-        (Node(-1, " \ufffd", "suffix"), Node(-1, "é", "recycling"), Node(1, "x", "suffix")),
-        (1, 2),
-        "",
-    )
+    nodes = Node(-1, " \ufffd", "suffix"), Node(-1, "é", "recycling"), Node(1, "x", "suffix")
+    tree = StepRecord(0.5, 12.25, 0.125, 4, 2, nodes, (1, 2), "")
     kept = pack([plain(), tree], "auto")
     assert json.loads(shown(kept)) == {
         "method": "auto",

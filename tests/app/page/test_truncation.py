@@ -38,11 +38,8 @@ class Talk:
     def say(self, n_tokens: int = 46, **body: Any) -> Json:
         """Add a message and its reply, together ``n_tokens`` with four marks; returns the reply."""
         letter = self._letters[len(self.page.turns(self.chat)) // 2]
-        self.page.post(f"chats/{self.chat}/messages", text=letter * (n_tokens - 7), **body)
-        return self.ended()
-
-    def ended(self) -> Json:
-        return self.page.until(self.chat, lambda turn: turn["state"] == "done")
+        self.page.send(self.chat, letter * (n_tokens - 7), **body)
+        return self.page.done(self.chat)
 
     def first_read(self) -> int | None:
         """Which message the last prompt began with; None if it left nothing out."""
@@ -99,7 +96,7 @@ def test_a_reply_that_fills_the_context_can_be_continued(page: Page) -> None:
     begun = talk.say(44, settings=ENDLESS)
     assert (begun["can_continue"], begun["n_left_out"]) == (True, 0)
     page.post(f"turns/{begun['id']}/continue", settings={"max_tokens": 20, "method": "ar"})
-    rest = talk.ended()
+    rest = page.done(talk.chat)
     assert (rest["error"], rest["n_left_out"]) == ("", 1)
     assert rest["text"].startswith(begun["text"])
     assert len(rest["text"]) > len(begun["text"])

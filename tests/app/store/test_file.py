@@ -81,9 +81,8 @@ def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
     before = file.read_bytes()
-    with pytest.raises(
-        StoreError, match=r"schema 9; this one reads up to 5\). Update this program"
-    ):
+    newer = r"schema 9; this one reads up to 5\). Update this program"
+    with pytest.raises(StoreError, match=newer):
         Store(file)
     assert file.read_bytes() == before
 

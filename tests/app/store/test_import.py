@@ -36,9 +36,8 @@ def turns(store: Store, chat: Chat) -> list[Turn]:
 
 def test_an_export_has_all_of_a_chat_and_imports_once(store: Store) -> None:
     chat, (ask, reply, more) = talk(store, "ask", "reply", "more")
-    edited = store.add_turn(
-        chat.id, "", None, "user", "é\n", [{"name": "a", "text": "A", "leads": True}]
-    ).id
+    files = [{"name": "a", "text": "A", "leads": True}]
+    edited = store.add_turn(chat.id, "", None, "user", "é\n", files).id
     store.add_turn(chat.id, "", edited, "assistant", "half", reply={"runs": [[4, 1]]})
     store.add_turn(chat.id, "", edited, "assistant", "", state="running")
     store.save_steps(reply, b"\0steps")
@@ -110,10 +109,8 @@ def test_chatgpts_tree_is_read_without_what_it_hides(store: Store) -> None:
     file = [{**about, "mapping": mapping, "current_node": "more"}, {"mapping": {}}, {"mapping": 1}]
     done = taken(store, "", json.dumps(file))
     (chat,) = done.chats
-    assert done.refused == (
-        "Chat 2 (untitled): it has no messages.",
-        "Chat 3 (untitled): it is damaged.",
-    )
+    second, third = "Chat 2 (untitled): it has no messages.", "Chat 3 (untitled): it is damaged."
+    assert done.refused == (second, third)
     assert (chat.title, chat.created_at, chat.changed_at) == ("News", 5.0, 9.0)
     assert shown(store, chat) == [
         ("user", "What is new?"),
@@ -140,18 +137,10 @@ def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
     }
     history = {"messages": messages, "currentId": "a"}
     old = {"messages": [{"role": "user", "content": "old"}, {"role": "assistant", "content": "ok"}]}
-    file = [
-        {
-            "id": "x",
-            "title": "Is it",
-            "created_at": 5,
-            "updated_at": 9,
-            "pinned": True,
-            "chat": {"history": history, "params": {"system": "Be brief."}},
-        },
-        {"id": "y", "chat": {"title": "Old", **old}},
-        {"id": "z", "title": "Bad", "chat": None},
-    ]
+    about = {"id": "x", "title": "Is it", "created_at": 5, "updated_at": 9, "pinned": True}
+    first = {**about, "chat": {"history": history, "params": {"system": "Be brief."}}}
+    bad = {"id": "z", "title": "Bad", "chat": None}
+    file = [first, {"id": "y", "chat": {"title": "Old", **old}}, bad]
     done = taken(store, "", file)
     chat, second = done.chats
     assert done.refused == ("Chat 3 (Bad): it is damaged.",)
@@ -163,19 +152,20 @@ def test_open_webuis_tree_is_read_with_its_reasoning(store: Store) -> None:
     assert shown(store, second) == [("user", "old"), ("assistant", "ok")]
 
 
+OURS = '{"format": "speculation-chats", "version": '
+NONE = "it has no chats of this program, ChatGPT or Open WebUI"
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         ("[1", "it is no export of chats"),
         ("[" * 100_000, "it is no export of chats"),
-        (
-            '{"format": "speculation-chats", "version": 3}',
-            "another version of this program wrote it",
-        ),
-        ('{"format": "speculation-chats", "version": 2}', "it has no chats"),
-        ('[{"a": 1}]', "it has no chats of this program, ChatGPT or Open WebUI"),
+        (f"{OURS}3}}", "another version of this program wrote it"),
+        (f"{OURS}2}}", "it has no chats"),
+        ('[{"a": 1}]', NONE),
         ("[" + "{}," * 5_000_000, "it has more than 5,000,000 commas and brackets"),
-        ("null", "it has no chats of this program, ChatGPT or Open WebUI"),
+        ("null", NONE),
     ],
 )
 def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) -> None:
@@ -186,17 +176,11 @@ def test_a_file_that_is_no_export_is_refused(store: Store, data: str, why: str) 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("leaf",), 9),
-        (("settings",), []),
-        (("created_at",), "x"),
-        (("changed_at",), float("nan")),
-        (("turns", 0, "created_at"), 10**400),
-        (("turns", 1, "parent"), 1),
-        (("turns", 1, "parent"), -1),
-        (("turns", 0, "role"), "system"),
-        (("turns", 0, "text"), None),
-        (("turns", 1, "state"), "gone"),
-        (("turns", 1, "steps"), "*"),
+        *((("leaf",), 9), (("settings",), []), (("created_at",), "x")),
+        *((("changed_at",), float("nan")), (("turns", 0, "created_at"), 10**400)),
+        *((("turns", 1, "parent"), 1), (("turns", 1, "parent"), -1)),
+        *((("turns", 0, "role"), "system"), (("turns", 0, "text"), None)),
+        *((("turns", 1, "state"), "gone"), (("turns", 1, "steps"), "*")),
         (("turns", 0, "files"), [{"name": "a"}]),
     ],
 )

@@ -174,9 +174,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Store) -> None:
-    chat, (ask, reply) = talk(
-        store, "About Škoda cars", "A " + "long " * 40 + "tale of a skoda engine"
-    )
+    tale = "A " + "long " * 40 + "tale of a skoda engine"
+    chat, (ask, reply) = talk(store, "About Škoda cars", tale)
     hits = search(store, "SKODA")
     assert hits[0].snippet == "About \2Škoda\3 cars"
     assert hits[0].chat == store.chat(chat.id, "")

@@ -37,7 +37,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 IMPATIENT = """
 import time
 from batching import watched
-watched.STEP_SECONDS = 1.0
+watched.STEP_SECONDS = 2.0
 from app.worker import __main__
 from speculation.engine import Engine
 from speculation.scheduler import Scheduler
