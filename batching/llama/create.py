@@ -120,12 +120,13 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.
     native.n_ctx = _padded(max(native.n_ctx, n_seq_max))
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
-    if not can_rewind:  # llama.cpp aborts if the state copies and their row fill the batch
+    # llama.cpp aborts if the state copies and their row fill the batch, or what it computes of it.
+    if not can_rewind:
         native.n_batch = max(native.n_batch, params.n_rewind + 2)
     native.n_ubatch = min(params.n_ubatch or native.n_batch, native.n_batch)
     native.n_outputs_max_per_seq = native.n_batch  # rows of a text whose choices a device makes
     native.n_seq_max = n_seq_max
-    native.n_rs_seq = 0 if can_rewind else params.n_rewind
+    native.n_rs_seq = 0 if can_rewind else max(0, min(params.n_rewind, native.n_ubatch - 2))
     native.kv_unified = not has_own_cells  # a row may belong to several sequences
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states per row, not per sequence
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()

@@ -57,6 +57,15 @@ def test_rewinding_the_last_rows_restores_the_earlier_state(context: Context) ->
     assert abs(found - expected).max() < 1e-4
 
 
+@pytest.mark.parametrize(("n_ubatch", "n_rewind"), [(1, 0), (2, 0), (3, 1), (9, 7), (10, 8)])
+def test_fewer_states_are_kept_than_rows_computed_at_a_time(
+    hybrid: Path, n_ubatch: int, n_rewind: int
+) -> None:
+    with Model(hybrid) as model, Context(model, replace(EXACT, n_ubatch=n_ubatch)) as context:
+        assert context.n_rewind == n_rewind
+        context.decode(chain([5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], 0))
+
+
 def test_a_decode_can_be_rewound_only_once_and_only_as_far_as_copies_exist(
     context: Context,
 ) -> None:
