@@ -120,8 +120,7 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.
     native.n_ctx = _padded(max(native.n_ctx, n_seq_max))
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
-    # llama.cpp aborts if the state copies and their row fill the batch, or what it computes of it.
-    if not can_rewind:
+    if not can_rewind:  # llama.cpp aborts if state copies and their row fill a batch or its part
         native.n_batch = max(native.n_batch, params.n_rewind + 2)
     native.n_ubatch = min(params.n_ubatch or native.n_batch, native.n_batch)
     native.n_outputs_max_per_seq = native.n_batch  # rows of a text whose choices a device makes
