@@ -88,9 +88,7 @@ def test_only_batching_llama_imports_llama_cpp_and_gguf_does_not_need_it() -> No
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
-def test_numpy_gets_one_thread_unless_the_user_sets_another_number(
-    given: str | None, expected: str
-) -> None:
+def test_numpy_gets_one_thread_unless_told(given: str | None, expected: str) -> None:
     """More would compete with llama.cpp's threads for the cores."""
     env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
     if given is not None:

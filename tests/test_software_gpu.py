@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_heads import blocks, hybrid, mtp, states
 
 BUNDLED = ROOT / "models" / "speculation-14m-q8_0.gguf"
-KINDS = (states, blocks, mtp, hybrid)
-LEFT_OUT = "draft:p_min=0.02"  # there is no draft model
-
 METHODS = (
     "auto",
     "prompt-lookup",
@@ -40,25 +38,26 @@ def test_there_are_emulated_gpus() -> None:
     assert "llvmpipe" in gpus()[0].description
 
 
+def check_methods(engine: Engine, prompt: str | list[int], methods: Sequence[str]) -> None:
+    """Each method writes the text of plain decoding."""
+    plain = engine.generate(prompt, method="ar", max_tokens=40).run().token_ids
+    for method in methods:
+        assert engine.generate(prompt, method=method, max_tokens=40).run().token_ids == plain, (
+            method
+        )
+
+
 @pytest.mark.parametrize("n_gpu_layers", [None, 2, 1, 0])
 @pytest.mark.parametrize("draft_device", [None, "none"])
 def test_each_method_writes_the_text_of_plain_decoding(
     n_gpu_layers: int | None, draft_device: str | None, tiny_model: Path, tiny_draft: Path
 ) -> None:
-    with Engine.load(
-        tiny_model,
-        EXACT,
-        draft_model=tiny_draft,
-        n_gpu_layers=n_gpu_layers,
-        draft_device=draft_device,
-    ) as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids
-        for method in METHODS:
-            found = engine.generate(PROMPT, method=method, max_tokens=40).run()
-            assert found.token_ids == plain, method
+    devices: dict[str, Any] = {"n_gpu_layers": n_gpu_layers, "draft_device": draft_device}
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_draft, **devices) as engine:
+        check_methods(engine, PROMPT, METHODS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [states, blocks, mtp, hybrid])
 @pytest.mark.parametrize("n_gpu_layers", [None, 2])
 def test_heads_on_the_device_draft_for_the_text_of_plain_decoding(
     kind: Callable[[Path], tuple[Path, list[Path], list[str]]],
@@ -67,12 +66,8 @@ def test_heads_on_the_device_draft_for_the_text_of_plain_decoding(
 ) -> None:
     model, heads, methods = kind(tmp_path)
     with Engine.load(model, EXACT, heads=heads, n_gpu_layers=n_gpu_layers) as engine:
-        prompt = [5 + i % 20 for i in range(30)]
-        plain = engine.generate(prompt, method="ar", max_tokens=30).run().token_ids
-        for method in methods:
-            if method != LEFT_OUT:
-                found = engine.generate(prompt, method=method, max_tokens=30).run()
-                assert found.token_ids == plain, method
+        own = [method for method in methods if not method.startswith("draft")]  # has no draft model
+        check_methods(engine, [5 + i % 20 for i in range(30)], own)
 
 
 def test_texts_written_together_are_what_they_would_be_alone(
@@ -90,9 +85,7 @@ def test_texts_written_together_are_what_they_would_be_alone(
 @pytest.mark.parametrize(
     ("kv_type", "flash_attn"),
     [
-        ("f16", "auto"),
-        ("f16", "on"),
-        ("f16", "off"),
+        *(("f16", attn) for attn in ("auto", "on", "off")),
         ("q8_0", "on"),
         ("q5_1", "on"),
         ("q4_0", "auto"),

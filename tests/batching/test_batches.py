@@ -90,7 +90,7 @@ def test_the_attention_mask_of_medusas_example_tree() -> None:
     ]
 
 
-def test_branches_are_numbered_depth_first_or_as_the_drafter_orders_them() -> None:
+def test_rows_of_trees_are_numbered_and_held_by_the_batch_memory() -> None:
     tree = TokenTree(1)
     for tokens in ([2, 3], [4], [2, 5]):
         tree.add_chain(0, tokens)
@@ -103,9 +103,6 @@ def test_branches_are_numbered_depth_first_or_as_the_drafter_orders_them() -> No
     ):
         tree.branches = branches
         assert [row.seq_ids for row in listed(tree_rows(tree, 0, 4))] == expected
-
-
-def test_the_batch_memory_holds_the_rows() -> None:
     memory = BatchMemory(n_batch=8, n_seq_max=5)
     first, other, chain = branching_tree(), branching_tree(), chain_of(7, 8, 9)
     other.branches = [4, 3]
@@ -115,8 +112,8 @@ def test_the_batch_memory_holds_the_rows() -> None:
         batch = memory.struct
         assert batch.n_tokens == len(rows)
         for i, row in enumerate(listed(rows)):
-            seq_ids = tuple(batch.seq_id[i][: batch.n_seq_id[i]])
-            assert row == Row(batch.token[i], batch.pos[i], seq_ids, bool(batch.logits[i]))
+            ids = tuple(batch.seq_id[i][: batch.n_seq_id[i]])
+            assert row == Row(batch.token[i], batch.pos[i], ids, bool(batch.logits[i]))
 
 
 def test_too_many_rows_branches_or_sequences_are_an_error_with_both_counts() -> None:
@@ -128,7 +125,7 @@ def test_too_many_rows_branches_or_sequences_are_an_error_with_both_counts() -> 
         SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
 
 
-def test_equal_children_merge_and_keep_the_wider_output_or_are_all_found() -> None:
+def test_nodes_merge_and_chains_reuse_them() -> None:
     tree = TokenTree(1)
     node = tree.add(0, 2, output=False)
     assert not tree.outputs[node]
@@ -136,18 +133,6 @@ def test_equal_children_merge_and_keep_the_wider_output_or_are_all_found() -> No
     assert tree.outputs[node]
     assert tree.add(0, 2, merge=False) == 2
     assert tree.children(0, 2) == [1, 2]
-
-
-def test_a_node_that_is_not_a_draft_comes_last_and_is_neither_found_nor_counted() -> None:
-    tree = branching_tree()
-    tree.add_nodes([0, 5], [15, 16], [True, True], draft=False)
-    assert tree.children(0, 15) == []
-    assert tree.n_drafted == 4
-    with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
-        tree.add_chain(0, [17])
-
-
-def test_a_chain_reuses_existing_nodes_and_is_cut_to_the_room_left() -> None:
     tree = TokenTree(1)
     for max_new in (2, 0):
         assert tree.add_chain(0, [2, 3, 4, 5], max_new=max_new) == 2
@@ -155,6 +140,12 @@ def test_a_chain_reuses_existing_nodes_and_is_cut_to_the_room_left() -> None:
     tree.add_chain(0, [2, 4], max_new=1)
     assert tree.tokens == [1, 2, 3, 4]
     assert tree.parents == [-1, 0, 1, 1]
+    tree = branching_tree()
+    tree.add_nodes([0, 5], [15, 16], [True, True], draft=False)
+    assert tree.children(0, 15) == []
+    assert tree.n_drafted == 4
+    with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
+        tree.add_chain(0, [17])
 
 
 def test_tokens_are_followed_through_the_drafts_that_match() -> None:
@@ -258,16 +249,13 @@ def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree(reserved: s
     assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 10, 11, 13]] * 4 + [[]]
 
 
-def test_deferred_tokens_leave_room_for_a_row() -> None:
+def test_deferred_tokens_leave_room_for_a_row_and_do_not_count_as_cached() -> None:
     for n_tokens, n_decoded in ((3, 0), (4, 4), (7, 4), (8, 8), (11, 8)):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
         prefill(cache, list(range(n_tokens)), defer=True)
         assert sum(map(len, target.decoded)) == n_decoded
         assert (cache.n_past, cache.n_deferred) == (n_tokens, n_tokens - n_decoded)
-
-
-def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> None:
     for way in ("truncate", "prefill"):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
@@ -280,7 +268,7 @@ def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> Non
         assert target.tokens_of(0) == [0, 1, 2, 3]
 
 
-def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
+def test_a_cancelled_prefill_keeps_its_chunks_and_a_full_context_is_refused() -> None:
     target = FakeTarget(n_batch=4)
     target.n_until_cancelled = 2
     cache = SequenceCache(target)
@@ -290,23 +278,17 @@ def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
     assert target.n_cells() == 8
     target.n_until_cancelled = 9
     assert prefill(cache, list(range(10))) == 8
-
-
-def test_a_prompt_that_fills_the_context_is_refused_and_both_lengths_reported() -> None:
     cache = SequenceCache(FakeTarget(n_ctx=8))
     with pytest.raises(PromptTooLong, match=r"9 tokens but the context holds 8.*at least 10"):
         prefill(cache, list(range(8)))
 
 
-def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
+def test_reserved_sequences_get_the_tokens_and_truncating_drops_them() -> None:
     target, cache = prefilled([1, 2, 3], n_seq=1)
     cache.reserve(3)
     assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
     cache.reserve(1)
     assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [], [], []]
-
-
-def test_truncate_drops_uncommitted_rows_too() -> None:
     target, cache = prefilled([1, 2, 3], n_seq=2)
     target.decode(tree_rows(TokenTree(9), 3, 2))
     cache.truncate(2)
@@ -346,16 +328,13 @@ def test_the_last_texts_with_equal_rows_can_be_taken_back() -> None:
     assert back(4, 4, 1) == {2: 0}
 
 
-def test_a_text_keeps_what_a_recurrent_state_allows() -> None:
+def test_a_text_keeps_what_a_recurrent_state_allows_and_restores_saved_ones() -> None:
     cache = SequenceCache(FakeTarget(n_rewind=2))
     prefill(cache, list(range(1, 12)))  # saved after 3 tokens
     assert cache.n_kept([*range(1, 12), 5]) == 11
     assert cache.n_kept([*range(1, 11), 5]) == 3
     assert cache.n_kept([1, 2, 5]) == 0
     assert n_kept([1, 2, 3], [1, 2, 5], saved=None) == 2
-
-
-def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
     target = FakeTarget(n_rewind=2)
     cache = SequenceCache(target)
     prefill(cache, list(range(1, 12)))  # saved after 3 tokens
@@ -370,7 +349,7 @@ def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
     assert prefill(cache, [*long[:45], 9]) == 32
 
 
-def test_states_are_saved_after_turns_at_intervals_and_shortly_before_the_end() -> None:
+def test_states_are_saved_where_they_save_most_reading() -> None:
     target = FakeTarget(n_ctx=2048, n_rewind=2)
     cache, prompt = SequenceCache(target), [n % 10 for n in range(1200)]
     prompt[99] = prompt[699] = prompt[1195] = 11
@@ -381,15 +360,12 @@ def test_states_are_saved_after_turns_at_intervals_and_shortly_before_the_end() 
         reading.take(target.decode(rows))
     assert [n for n, _ in cache.saved] == [100, 512, 700, 1024, 1192]
     assert Reading(cache, [*prompt[:800], 9]).n_reused == 700
-
-
-def test_the_states_that_save_most_reading_are_kept_and_the_ends_of_turns_longest() -> None:
     steps, turns = range(512, 4000, 512), [4002, 4050, 4100, 4150, 4200]
     assert worth_saving([*steps, *turns]) == [1024, 2048, 3072, *turns]
     assert worth_saving([*turns, *range(4300, 4800, 100)]) == [4002, *range(4100, 4701, 100)]
 
 
-def test_trees_of_two_texts_are_decoded_together_and_committed_apart() -> None:
+def test_trees_of_two_texts_and_prompts_are_decoded_together() -> None:
     target = FakeTarget(n_seq_max=8)
     shared = Slots(target, 2)
     caches = [SequenceCache(slot) for slot in shared.slots]
@@ -420,9 +396,6 @@ def test_trees_of_two_texts_are_decoded_together_and_committed_apart() -> None:
     caches[0].truncate(0)
     assert target.tokens_of(0) == []
     assert target.tokens_of(4) == [3, 4, 5, 7, 14]
-
-
-def test_a_prompt_is_read_in_the_batches_of_another_text() -> None:
     target = FakeTarget(n_seq_max=4)
     shared = Slots(target, 2)
     writing, other = (SequenceCache(slot) for slot in shared.slots)
@@ -443,7 +416,7 @@ def test_a_prompt_is_read_in_the_batches_of_another_text() -> None:
     np.testing.assert_array_equal(output.logits(0), fake_logits((3, 4, 5, 6, 7, 8)))
 
 
-def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
+def test_a_slot_takes_over_a_beginning_or_a_state_of_another_text() -> None:
     target = FakeTarget(n_seq_max=4)
     shared = Slots(target, 2)
     first, second = (SequenceCache(slot) for slot in shared.slots)
@@ -453,9 +426,6 @@ def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
     assert [row.token for row in listed(target.decoded[-1])] == [9]
     assert (target.tokens_of(0), target.tokens_of(2)) == ([1, 2, 3, 4], [1, 2, 3, 9])
     assert target.n_cells() == 5
-
-
-def test_a_slot_takes_over_a_state_of_another_text_or_all_of_it() -> None:
     target = FakeTarget(n_rewind=2, n_seq_max=3)
     first, second, third = (SequenceCache(slot) for slot in Slots(target, 3).slots)
     prefill(first, list(range(1, 12)))  # saved after 3 tokens

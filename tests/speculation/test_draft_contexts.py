@@ -27,9 +27,7 @@ def plain_and(engine: Engine, method: str) -> tuple[list[list[int]], list[Any]]:
     return [text.token_ids for text in plain], [text.run() for text in texts]
 
 
-def test_of_texts_too_long_for_the_draft_model_together_one_drafts_to_its_end(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_of_texts_too_long_together_one_drafts_on(tiny_model: Path, tmp_path: Path) -> None:
     twin = write_tiny_gguf(tmp_path / "twin.gguf", n_ctx=128)
     with Engine.load(tiny_model, EXACT, draft_model=twin, parallel=2) as engine:
         assert engine.draft is not None
@@ -65,9 +63,7 @@ def test_prompts_too_long_for_a_heads_context_together_end_no_text(
 
 
 @pytest.mark.parametrize("kind", [states, mtp])
-def test_which_methods_cannot_run_is_asked_without_changing_a_text(
-    kind: Kind, tmp_path: Path
-) -> None:
+def test_asking_which_methods_run_changes_no_text(kind: Kind, tmp_path: Path) -> None:
     model, heads, methods = kind(tmp_path)
     with Engine.load(model, EXACT, heads=heads, draft_model=model) as engine:
         settings: dict[str, Any] = {"max_tokens": 30, "sampling": endless(engine)}

@@ -18,14 +18,7 @@ from batching.llama.context import Context
 from batching.tree import TokenTree
 from batching.watched import checkpoint
 from speculation import runtime
-from speculation.drafter import (
-    DraftBudget,
-    Drafter,
-    MethodSpec,
-    PlainSteps,
-    Requirements,
-    Step,
-)
+from speculation.drafter import DraftBudget, Drafter, MethodSpec, PlainSteps, Requirements, Step
 from speculation.driver import Driver
 from speculation.engine import Engine
 from speculation.reply import Reply
@@ -69,7 +62,7 @@ def in_threads(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def test_threads_that_share_an_engine_get_their_texts(engine: Engine) -> None:
+def test_threads_get_their_texts_and_end_those_of_others(engine: Engine) -> None:
     expected = engine.generate(PROMPT, method="ar", max_tokens=6).run().token_ids
     found: list[list[int]] = []
 
@@ -81,9 +74,6 @@ def test_threads_that_share_an_engine_get_their_texts(engine: Engine) -> None:
 
     in_threads(*[lambda i=i: work(i) for i in range(4)])
     assert found == [expected] * 100
-
-
-def test_calls_of_other_threads_wait_for_their_turn_and_end_texts(engine: Engine) -> None:
     text = engine.generate(PROMPT, method="ar", sampling=ENDLESS)
     next(text)
     in_threads(lambda: engine.call(lambda: engine.cache.truncate(0)), engine.prepare)
@@ -91,9 +81,7 @@ def test_calls_of_other_threads_wait_for_their_turn_and_end_texts(engine: Engine
     assert engine.generate(PROMPT, method="ar", max_tokens=4).run().stats.n_reused == 0
 
 
-def test_a_callback_in_the_engines_thread_can_start_texts_but_not_wait_for_them(
-    engine: Engine,
-) -> None:
+def test_a_callback_can_start_texts_but_not_wait_for_them(engine: Engine) -> None:
     started: list[Reply] = []
 
     def progress(done: int, total: int) -> None:
@@ -175,8 +163,7 @@ class Raising(Drafter):
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 @pytest.mark.parametrize("in_end", [False, True])
 @pytest.mark.parametrize(
-    "where",
-    ["make", "requires", "begin", "draft", "observe", "observe_plain", "promise", "end"],
+    "where", ["make", "requires", "begin", "draft", "observe", "observe_plain", "promise", "end"]
 )
 def test_what_a_drafter_raises_ends_its_text_alone(
     several: Engine, where: str, in_end: bool, error: type[BaseException]
@@ -212,7 +199,7 @@ def test_what_a_listener_or_a_callback_raises_ends_its_text_alone(several: Engin
     assert several.submit(PROMPT, method="ar", max_tokens=9).run().token_ids == plain
 
 
-def test_an_engine_whose_context_cannot_be_made_again_says_so(
+def test_an_engine_without_a_context_says(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> Context:
@@ -311,9 +298,7 @@ def test_a_forked_child_is_told_to_load_the_model_itself(tiny_model: Path) -> No
         )
 
 
-def test_idle_work_is_given_up_when_a_call_comes_and_done_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_idle_work_is_given_up_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculation.driver._IDLE_SECONDS", 0.01)
     began, done, n_tries = threading.Event(), threading.Event(), 0
 

@@ -93,7 +93,9 @@ def test_the_bundled_model_gives_the_mean_of_its_states() -> None:
         assert (alike > 0.999).all(), alike
 
 
-def test_texts_are_written_between_the_pieces_of_a_long_one(long_engine: Engine) -> None:
+def test_texts_are_written_between_pieces_and_what_has_no_vector_is_refused(
+    long_engine: Engine,
+) -> None:
     sampling = endless(long_engine)
     text = long_engine.generate("the cat", method="ar", sampling=sampling, max_tokens=16000)
     tokens = iter(text)
@@ -103,11 +105,19 @@ def test_texts_are_written_between_the_pieces_of_a_long_one(long_engine: Engine)
     text.cancel()
     assert len(n_steps) >= 10  # a batch has 64 rows
     assert all(later > earlier for earlier, later in pairwise(n_steps))
+    for texts, error, reason in (
+        ("text", InvalidParameter, "give a list of texts"),
+        ([], InvalidParameter, "give a list of texts"),
+        ([[]], InvalidParameter, "text 0 has no tokens"),
+        (["a", [10**6]], InvalidParameter, "text 1 has token 1000000"),
+        ([[5] * 16385], PromptTooLong, "text 0 has 16385 tokens, and the model reads 16384"),
+    ):
+        given: Any = texts
+        with pytest.raises(error, match=reason):
+            long_engine.embed(given)
 
 
-def test_several_threads_and_a_check_that_raises_leave_vectors_as_they_are(
-    long_engine: Engine,
-) -> None:
+def test_several_threads_and_a_failing_check_change_no_vector(long_engine: Engine) -> None:
     texts = [[token] * 200 for token in range(5, 9)]
     expected = long_engine.embed(texts).vectors
     found: dict[int, Floats] = {}
@@ -128,19 +138,6 @@ def test_several_threads_and_a_check_that_raises_leave_vectors_as_they_are(
     assert np.array_equal([found[number] for number in range(4)], expected)
 
 
-def test_what_has_no_vector_is_refused(long_engine: Engine) -> None:
-    for texts, error, reason in (
-        ("text", InvalidParameter, "give a list of texts"),
-        ([], InvalidParameter, "give a list of texts"),
-        ([[]], InvalidParameter, "text 0 has no tokens"),
-        (["a", [10**6]], InvalidParameter, "text 1 has token 1000000"),
-        ([[5] * 16385], PromptTooLong, "text 0 has 16385 tokens, and the model reads 16384"),
-    ):
-        given: Any = texts
-        with pytest.raises(error, match=reason):
-            long_engine.embed(given)
-
-
 def as_embedding_model(pooling: PoolingType) -> Callable[[Any], None]:
     def more(writer: Any) -> None:
         writer.add_causal_attention(False)
@@ -149,9 +146,7 @@ def as_embedding_model(pooling: PoolingType) -> Callable[[Any], None]:
     return more
 
 
-def test_an_embedding_model_beside_the_other_reads_texts_in_both_directions(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_an_embedding_model_reads_in_both_directions(tiny_model: Path, tmp_path: Path) -> None:
     more = as_embedding_model(PoolingType.MEAN)
     path = write_tiny_gguf(tmp_path / "embeds.gguf", n_embd=64, seed=1, n_ctx=1024, more=more)
     with Engine.load(tiny_model, EXACT, embedding_model=path) as engine:

@@ -121,12 +121,9 @@ RAISED: list[tuple[str, Draft]] = [
 
 @pytest.mark.parametrize("name", ["odd", "auto"])
 def test_drafts_that_cannot_be_decoded_end_one_text_with_the_methods_name(
-    engine: Engine,
-    settings: dict[str, Any],
-    plain: list[int],
-    name: str,
+    engine: Engine, settings: dict[str, Any], plain: list[int], name: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(Source, "is_worth_asking", lambda *_: True)
     for message, draft in UNSOUND + RAISED:
         method = outsider(Outsider(draft))
@@ -147,7 +144,7 @@ def test_drafts_that_cannot_be_decoded_end_one_text_with_the_methods_name(
         assert [other.run().token_ids for other in others] == [plain, plain]
 
 
-def test_numbers_of_numpy_and_equal_siblings_are_drafts_like_others(
+def test_odd_numbers_and_kept_trees_are_harmless(
     engine: Engine, settings: dict[str, Any], plain: list[int]
 ) -> None:
     def draft(tree: TokenTree, budget: DraftBudget) -> None:
@@ -159,19 +156,14 @@ def test_numbers_of_numpy_and_equal_siblings_are_drafts_like_others(
     assert text.token_ids == plain
     assert text.stats.n_accepted == 15
     assert {type(token) for token in text.token_ids} == {int}
-
-
-def test_a_tree_that_is_kept_and_changed_later_is_not_the_one_that_is_decoded(
-    engine: Engine, settings: dict[str, Any], plain: list[int]
-) -> None:
     kept: list[TokenTree] = []
 
-    def draft(tree: TokenTree, budget: DraftBudget) -> None:
+    def changing(tree: TokenTree, budget: DraftBudget) -> None:
         for other in kept:
             other.tokens[:], other.parents[:] = [999], [5]
         kept.append(tree)
         tree.add_chain(0, [5, 6])
 
-    method = outsider(Outsider(draft))  # one drafter for all texts
+    method = outsider(Outsider(changing))  # one drafter for all texts
     texts = [engine.submit(PROMPT, method=method, **settings) for _ in range(3)]
     assert [text.run().token_ids for text in texts] == [plain] * 3

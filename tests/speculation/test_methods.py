@@ -1,4 +1,4 @@
-"""Methods: Jacobi, verification, parsing, and what is learnt and kept of them."""
+"""Methods: Jacobi, verification, parsing, recommended sampling, and what is learnt of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from speculation.drafting.resources import Resources
 from speculation.engine import Engine
 from speculation.methods import METHODS, SAVED, MethodTable, load_method_file, parse_method
 from speculation.methods.jacobi import Jacobi, JacobiParams
+from speculation.recommended import recommended
 from speculation.verify import Match
 from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
@@ -38,7 +39,7 @@ def test_jacobi_reuses_the_targets_argmax_after_the_accepted_path() -> None:
     assert tree.tokens == [31, 32, 33, 34, 34]
 
 
-def test_verification_samples_each_token_once_and_follows_it() -> None:
+def test_verification_follows_each_sampled_token_in_all_branches() -> None:
     tree = TokenTree(1)
     a = tree.add(0, 2)
     tree.add(0, 3)
@@ -46,9 +47,6 @@ def test_verification_samples_each_token_once_and_follows_it() -> None:
     sampler = ScriptedSampler([2, 4, 9])
     assert Match().verify(tree, ScriptedOutput(), sampler) == ([0, a, b], 9)
     assert sampler.rows == [0, a, b]
-
-
-def test_verification_follows_all_unmerged_branches_until_only_one_matches() -> None:
     tree = TokenTree(1)
     first = tree.add(0, 2, merge=False)
     second = tree.add(0, 2, merge=False)
@@ -87,9 +85,7 @@ def test_a_malformed_method_is_refused_with_a_correction(text: str, message: str
         parse_method(text)
 
 
-def test_a_method_is_loaded_from_a_file_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_can_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(METHODS, "_specs", dict(METHODS._specs))
     name = load_method_file(f"{ROOT / 'examples' / 'bigrams.py'}:spec:length=2")
     assert name == "bigrams:length=2"
@@ -155,15 +151,12 @@ def test_learnt_state_does_not_grow_with_the_parameters_that_clients_write() -> 
     }
 
 
-def test_what_is_learnt_of_other_methods_and_under_older_names_is_not_saved() -> None:
+def test_what_is_learnt_is_saved_by_method_or_source_and_no_more() -> None:
     old = {"PromptLookupParams(draft=7) estimates": [1.0] * 101, "suffix": [1.0, 2.0]}
     resources = Resources(cheap_rows, saved=old)
     resources.acceptance("outside")
     resources.learnt("outside", Asks)
     assert resources.to_save(SAVED) == {"suffix": [1.0, 2.0]}
-
-
-def test_what_is_learnt_of_heads_is_saved_by_the_method_or_the_source() -> None:
     assert {"eagle", "eagle-2", "eagle-3", "mtp", "dflash", "medusa", "redrafter"} < SAVED
 
 
@@ -178,9 +171,7 @@ def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
     assert len(states) < 10
 
 
-def test_a_text_is_written_although_every_number_that_was_learnt_is_damaged(
-    tiny_model: Path,
-) -> None:
+def test_damaged_numbers_keep_no_text_from_being_written(tiny_model: Path) -> None:
     for number in ("7", "-1e200", "1e200", "NaN", "null"):
         with Engine.load(tiny_model, EXACT) as engine:
             engine.resources.kept.cost = cheap_rows()
@@ -192,3 +183,32 @@ def test_a_text_is_written_although_every_number_that_was_learnt_is_damaged(
         assert all(-20 < value < 20 for values in learnt.values() for value in values), number
         damaged = re.sub(r"-?\d[\d.e-]*", number, json.dumps(learnt))
         path.write_text(json.dumps(kept).replace(json.dumps(learnt), damaged), encoding="utf-8")
+
+
+QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+def nothing(key: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("qwen3-0.6b", QWEN3),
+        ("qwen3-4b-instruct-2507", {"temperature": 0.7, "top_k": 20, "top_p": 0.8}),
+        ("hf:bartowski/x/Qwen_Qwen3-14B-Q4_K_M.gguf", QWEN3),
+        ("/models/TinyLlama-1.1B.gguf", {}),
+        ("qwen3.5-4b", {}),
+        ("bundled", {}),
+    ],
+)
+def test_models_txt_has_it_for_a_model_or_its_family(model: str, found: dict[str, float]) -> None:
+    assert recommended(model, nothing) == found
+
+
+def test_models_txt_and_the_file_recommend_sampling() -> None:
+    own = {"general.sampling.temp": "0.300000", "general.sampling.penalty_repeat": "1.1"}
+    assert recommended("qwen3-0.6b", own.get) == {"temperature": 0.3, "repeat_penalty": 1.1}
+    for odd in ("-1", "nan", "x"):
+        assert recommended("qwen3-0.6b", {"general.sampling.temp": odd}.get) == QWEN3

@@ -33,9 +33,7 @@ def scored(engine: Engine, tokens: Sequence[int]) -> list[float]:
     return found
 
 
-def test_a_prompt_has_the_probabilities_that_its_tokens_would_be_written_with(
-    engine: Engine, parallel: Engine
-) -> None:
+def test_a_prompt_has_its_tokens_probabilities(engine: Engine, parallel: Engine) -> None:
     tokens = engine.model.tokenize(f"{PROMPT} " * 4)
     assert len(tokens) > 130  # more than two pieces of 64 rows
     expected = scored(engine, tokens)
@@ -50,9 +48,7 @@ def test_a_prompt_has_the_probabilities_that_its_tokens_would_be_written_with(
     assert engine.score("a cat") == engine.score(engine.model.tokenize("a cat"))
 
 
-def test_who_is_written_beside_a_scored_prompt_gets_a_token_for_each_piece(
-    parallel: Engine,
-) -> None:
+def test_a_scored_prompt_lets_others_have_a_token_a_piece(parallel: Engine) -> None:
     written = parallel.generate("a dog", method="ar", sampling=endless(parallel))
     next(written)
     seen: list[int] = []
@@ -70,7 +66,9 @@ def test_who_is_written_beside_a_scored_prompt_gets_a_token_for_each_piece(
     written.cancel()
 
 
-def test_a_prompt_can_be_read_into_the_cache_or_anew(engine: Engine) -> None:
+def test_a_prompt_can_be_read_into_the_cache_or_anew_and_some_cannot_be_scored(
+    engine: Engine,
+) -> None:
     def read(prompt: str, **more: Any) -> Reply:
         tokens = tuple(engine.model.tokenize(prompt))
         return engine.start(Request(tokens, as_method("ar"), **more)).run()
@@ -83,6 +81,10 @@ def test_a_prompt_can_be_read_into_the_cache_or_anew(engine: Engine) -> None:
     assert plain.stats.n_reused == n - 1
     anew = read(PROMPT, max_tokens=9, reuse=False)
     assert (anew.stats.n_reused, anew.token_ids) == (0, plain.token_ids)
+    with pytest.raises(InvalidParameter, match="the prompt is empty"):
+        engine.score([])
+    with pytest.raises(PromptTooLong, match="needs 600 tokens"):
+        engine.score([5] * 600)
 
 
 def test_states_are_read_beside_probabilities(tmp_path: Path) -> None:
@@ -95,10 +97,3 @@ def test_states_are_read_beside_probabilities(tmp_path: Path) -> None:
         assert text.stats.n_drafted > 0
         assert found == engine.score(tokens)
         assert text.token_ids == engine.generate(tokens, method="ar", max_tokens=12).run().token_ids
-
-
-def test_what_cannot_be_scored_says_why(engine: Engine) -> None:
-    with pytest.raises(InvalidParameter, match="the prompt is empty"):
-        engine.score([])
-    with pytest.raises(PromptTooLong, match="needs 600 tokens"):
-        engine.score([5] * 600)

@@ -180,7 +180,7 @@ def test_the_chi_square_test_detects_a_wrong_rule() -> None:
     assert excess_of((1,), WIDE, SHARP, 1, 8_000, NoResidual(seed=5)) > 10.0
 
 
-def test_a_draft_without_probabilities_counts_as_certain() -> None:
+def test_a_certain_draft_is_counted_and_what_is_no_draft_never_accepted() -> None:
     sampler = Sampler(*WIDE)
     counts: dict[tuple[int, ...], int] = {}
     tree = TokenTree(0)
@@ -192,9 +192,6 @@ def test_a_draft_without_probabilities_counts_as_certain() -> None:
         first = (2,) if len(path) > 1 else (bonus,)
         counts[first] = counts.get(first, 0) + 1
     assert chi_square_excess(counts, expected(1, sampler), 8_000) < 4.0
-
-
-def test_nodes_that_are_not_drafts_are_never_accepted() -> None:
     tree = TokenTree(0)
     tree.add_nodes([0], [3], [True], draft=False)
     path, _ = Rejection(seed=1).verify(tree, PrefixOutput(tree, {}), Sampler(*WIDE))

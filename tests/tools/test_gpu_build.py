@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,12 @@ from tools.gpu_build import Choice, Machine, choose, look
 H100 = "an NVIDIA GPU (NVIDIA H100)"
 TOOLKIT = "the CUDA toolkit (Debian: nvidia-cuda-toolkit)"
 NVCC = "/usr/local/cuda/bin/nvcc"
-
 CUDA = f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={NVCC} "
+VULKAN = "-DGGML_VULKAN=on"
+
+
+def nvidia(*known: Any, **vulkan: Any) -> Machine:
+    return Machine("NVIDIA H100", *known, **vulkan)
 
 
 @pytest.mark.parametrize(
@@ -22,46 +27,24 @@ CUDA = f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={NVCC} "
     [
         (Machine(), Choice()),
         (Machine(nvcc=NVCC, vulkan_needs=("glslc",)), Choice()),
-        (
-            Machine("NVIDIA H100", ("90",), NVCC, ("80", "90")),
-            Choice(H100, "CUDA", CUDA + "-DCMAKE_CUDA_ARCHITECTURES=90"),
-        ),
-        (
-            Machine("NVIDIA H100", ("86", "90"), NVCC),
-            Choice(H100, "CUDA", CUDA + "'-DCMAKE_CUDA_ARCHITECTURES=86;90'"),
-        ),
-        (
-            Machine("NVIDIA H100", (), NVCC),
-            Choice(H100, "CUDA", CUDA + "-DCMAKE_CUDA_ARCHITECTURES=native"),
-        ),
-        (Machine("NVIDIA H100", ("90",)), Choice(H100, "CUDA", needs=TOOLKIT)),
-        (
-            Machine("NVIDIA H100", ("90",), NVCC, ("70", "80")),
-            Choice(
-                H100,
-                "CUDA",
-                needs=f"a newer CUDA toolkit: {NVCC} cannot compile for this GPU",
-            ),
-        ),
+        (nvidia(("90",), NVCC, ("80", "90")), Choice(H100, "CUDA", CUDA
+         + "-DCMAKE_CUDA_ARCHITECTURES=90")),
+        (nvidia(("86", "90"), NVCC), Choice(H100, "CUDA", CUDA
+         + "'-DCMAKE_CUDA_ARCHITECTURES=86;90'")),
+        (nvidia((), NVCC), Choice(H100, "CUDA", CUDA + "-DCMAKE_CUDA_ARCHITECTURES=native")),
+        (nvidia(("90",)), Choice(H100, "CUDA", needs=TOOLKIT)),
+        (nvidia(("90",), NVCC, ("70", "80")), Choice(H100, "CUDA",
+         needs=f"a newer CUDA toolkit: {NVCC} cannot compile for this GPU")),
         # Vulkan where only that is there.
-        (Machine(vulkan="Radeon"), Choice("a GPU (Radeon)", "Vulkan", "-DGGML_VULKAN=on")),
-        (
-            Machine("NVIDIA H100", ("90",), vulkan="NVIDIA H100"),
-            Choice(H100, "Vulkan", "-DGGML_VULKAN=on"),
-        ),
-        (
-            Machine(vulkan="Radeon", vulkan_needs=("glslc", "spirv-headers")),
-            Choice("a GPU (Radeon)", "Vulkan", needs="glslc spirv-headers (Debian's names)"),
-        ),
-        (
-            Machine("NVIDIA H100", ("90",), vulkan="NVIDIA H100", vulkan_needs=("glslc",)),
-            Choice(H100, "CUDA", needs=TOOLKIT),
-        ),
+        (Machine(vulkan="Radeon"), Choice("a GPU (Radeon)", "Vulkan", VULKAN)),
+        (nvidia(("90",), vulkan="NVIDIA H100"), Choice(H100, "Vulkan", VULKAN)),
+        (Machine(vulkan="Radeon", vulkan_needs=("glslc", "spirv-headers")), Choice("a GPU (Radeon)",
+         "Vulkan", needs="glslc spirv-headers (Debian's names)")),
+        (nvidia(("90",), vulkan="NVIDIA H100", vulkan_needs=("glslc",)), Choice(H100, "CUDA",
+         needs=TOOLKIT)),
     ],
-)
-def test_llama_cpp_is_compiled_for_the_gpu_or_what_is_missing_is_named(
-    machine: Machine, choice: Choice
-) -> None:
+)  # fmt: skip
+def test_llama_cpp_is_compiled_for_the_gpu(machine: Machine, choice: Choice) -> None:
     assert choose(machine) == choice
 
 
@@ -98,7 +81,7 @@ linux = pytest.mark.skipif(sys.platform == "win32", reason="the programs are sh 
 
 
 @linux
-def test_an_nvidia_gpu_and_the_cuda_compiler_are_found(
+def test_nvidia_gpus_and_their_compiler_are_found(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert look(disk.root) == Machine()
@@ -106,15 +89,14 @@ def test_an_nvidia_gpu_and_the_cuda_compiler_are_found(
     disk.add("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA L4\nIRQ: 1\n")
     assert look(disk.root) == Machine("NVIDIA L4")
     disk.program("usr/bin/nvidia-smi", "NVIDIA L4, 8.9", "RTX 3090, 8.6", "NVIDIA B200, 10.0")
-    found = Machine("NVIDIA L4", ("86", "89", "100"))
-    assert look(disk.root) == found
-    targets = ("compute_80", "compute_89")
-    expected = disk.program("usr/local/cuda/bin/nvcc", *targets)
-    assert look(disk.root) == Machine(*found_of(found), expected, ("80", "89"))
+    found = ("NVIDIA L4", ("86", "89", "100"))
+    assert look(disk.root) == Machine(*found)
+    expected = disk.program("usr/local/cuda/bin/nvcc", "compute_80", "compute_89")
+    assert look(disk.root) == Machine(*found, expected, ("80", "89"))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.setenv(name, str(disk.root / name))
         expected = disk.program(f"{name}/bin/nvcc", "nvcc fatal: unknown option", code=1)
-        assert look(disk.root) == Machine(*found_of(found), expected)
+        assert look(disk.root) == Machine(*found, expected)
     expected = disk.program("usr/bin/nvcc")
     assert look(disk.root).nvcc == expected
     # A driver that does not work, or does not know the question.
@@ -122,20 +104,14 @@ def test_an_nvidia_gpu_and_the_cuda_compiler_are_found(
     assert look(disk.root) == Machine("NVIDIA L4", (), expected)
 
 
-def found_of(machine: Machine) -> tuple[str, tuple[str, ...]]:
-    return machine.nvidia, machine.architectures
+def summary(kind: str, name: str) -> tuple[str, ...]:
+    """A device as vulkaninfo shows it."""
+    kind_line = f"\tdeviceType         = PHYSICAL_DEVICE_TYPE_{kind}"
+    return ("GPU0:", kind_line, f"\tdeviceName         = {name}")
 
 
-SUMMARY = """\
-GPU0:
-	deviceType         = PHYSICAL_DEVICE_TYPE_CPU
-	deviceName         = llvmpipe (LLVM 19.1.7, 256 bits)
-"""
-RADEON = """\
-GPU1:
-	deviceType         = PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU
-	deviceName         = AMD Radeon 780M (RADV PHOENIX)
-"""
+LLVMPIPE = summary("CPU", "llvmpipe (LLVM 19.1.7, 256 bits)")
+RADEON = summary("INTEGRATED_GPU", "AMD Radeon 780M (RADV PHOENIX)")
 
 
 @linux
@@ -145,12 +121,11 @@ def test_a_gpu_for_vulkan_is_found_and_what_is_missing_to_compile(disk: Disk) ->
     disk.add("dev/dri/renderD128")
     everything = ("glslc", "libvulkan-dev 1.4", "spirv-headers")
     assert look(disk.root) == Machine(vulkan="unknown model", vulkan_needs=everything)
-    disk.program("usr/bin/vulkaninfo", *SUMMARY.splitlines())
+    disk.program("usr/bin/vulkaninfo", *LLVMPIPE)
     assert look(disk.root) == Machine()
-    disk.program("usr/bin/vulkaninfo", *(SUMMARY + RADEON).splitlines())
-    assert look(disk.root) == Machine(
-        vulkan="AMD Radeon 780M (RADV PHOENIX)", vulkan_needs=everything
-    )
+    disk.program("usr/bin/vulkaninfo", *LLVMPIPE, *RADEON)
+    found = Machine(vulkan="AMD Radeon 780M (RADV PHOENIX)", vulkan_needs=everything)
+    assert look(disk.root) == found
     disk.add("usr/include/vulkan/vulkan_core.h", "#define VK_API_VERSION_1_3")
     disk.program("usr/bin/glslc")
     assert look(disk.root).vulkan_needs == everything[1:]

@@ -62,22 +62,18 @@ def test_a_replay_takes_the_steps_of_a_real_run(
             assert [run.stats.n_steps for run in replay.run(method, texts)[0]] == steps
 
 
-def test_plain_decoding_costs_what_the_curve_says(recorded: Path) -> None:
+def test_texts_together_share_decodes_and_cost_what_the_curve_says_without_noise(
+    recorded: Path,
+) -> None:
     header, texts = recording.read(recorded)
     (first, _), _ = Replay(header, lambda: Cost(CostCurve((1,), (1.0,)))).run("ar", texts)
     assert first.stats.n_tokens == 40
     assert first.stats.decode_seconds == pytest.approx(39 * (1.0 + 12e-6))
-
-
-def test_texts_played_together_share_each_decode(recorded: Path) -> None:
     header, texts = recording.read(recorded)
     runs, machine = Replay(header, lambda: Cost(CostCurve.linear(1.0, 0.5))).run("ar", texts, 2)
     assert [len(run.tokens) for run in runs] == [40, 40]
     assert (machine.n_steps, machine.n_rows) == (40, 80)
     assert 40 * 1.5 < machine.now < 40 * 1.5 + 0.1
-
-
-def test_noise_is_met_but_not_counted(recorded: Path) -> None:
     header, texts = recording.read(recorded)
     replay = Replay(header, lambda: Cost(CostCurve((1,), (1.0,))), noise=0.2, hiccups=0.1)
     (first, _), machine = replay.run("ar", texts)

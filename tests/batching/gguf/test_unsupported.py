@@ -59,12 +59,10 @@ def test_a_file_that_belongs_to_a_model_is_not_loaded_as_one(
     [
         ({"tokenizer": "none"}, r"\(llama .*\) has no vocabulary.*choose a chat"),
         ({"architecture": "llada"}, r"\(llada\) generates text by diff.*choose a chat"),
-        (
-            {"more": lambda writer: writer.add_causal_attention(False)},
-            r"\(llama\) is an embedding model.*choose a chat",
-        ),
+        ({"more": lambda writer: writer.add_causal_attention(False)},
+         r"\(llama\) is an embedding model.*choose a chat"),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_continues_no_text_is_refused(
     tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
@@ -73,24 +71,16 @@ def test_a_model_that_continues_no_text_is_refused(
         Engine.load(path)
 
 
-def test_a_model_without_a_kv_cache_or_recurrent_state_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_without_a_cache_or_with_an_encoder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
     monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_is_diffusion", lambda _: False)
     path = write_tiny_gguf(tmp_path / "forgets.gguf", architecture="llada")
     with Model(path) as model, pytest.raises(UnsupportedModel, match="keeps no KV cache"):
         Context(model, ContextParams())
-
-
-def test_a_model_with_an_encoder_is_refused(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_has_encoder", lambda _: True)
     with pytest.raises(UnsupportedModel, match=r"\(llama\) has an encoder, like translation"):
         Model(tiny_model)
-
-
-def test_a_head_that_shares_a_context_is_not_a_model_by_itself(tmp_path: Path) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
     with Model(path) as model, pytest.raises(UnsupportedModel, match="contains drafting heads"):
         Context(model, ContextParams())
@@ -142,26 +132,17 @@ def rewritten(path: Path, **values: Any) -> Path:
         ({"tokenizer__ggml__model": "bert"}, "model is 'bert', but 256 of the tokens are byte"),
         ({"llama__attention__head_count_kv": [4, 2]}, r"kv is \[4, 2\], but layers of llama have"),
         ({"llama__attention__head_count": [4, 8]}, r"count is \[4, 8\], but layers of llama have"),
-        (
-            {"llama__attention__head_count_kv": 3},
-            "head_count is 4, not a multiple of .*kv.*is 3",
-        ),
+        ({"llama__attention__head_count_kv": 3}, "head_count is 4, not a multiple of .*kv.*is 3"),
         ({"general__alignment": 1}, "starts at byte .*multiple of 32; general.alignment is 1"),
         ({"general__architecture": "smallthinker"}, "smallthinker.expert_count is 0, outside 1 to"),
-        (
-            {"general__architecture": "glm4moe", "glm4moe__expert_count": 0},
-            "glm4moe.expert_count is 0, outside 1 to 1024",
-        ),
-        (
-            {"general__architecture": "qwen35", "qwen35__full_attention_interval": 0},
-            "qwen35.full_attention_interval is 0",
-        ),
-        (
-            {"general__architecture": "mamba2", "mamba2__ssm__group_count": 0},
-            "mamba2.ssm.group_count is 0",
-        ),
+        ({"general__architecture": "glm4moe", "glm4moe__expert_count": 0},
+         "glm4moe.expert_count is 0, outside 1 to 1024"),
+        ({"general__architecture": "qwen35", "qwen35__full_attention_interval": 0},
+         "qwen35.full_attention_interval is 0"),
+        ({"general__architecture": "mamba2", "mamba2__ssm__group_count": 0},
+         "mamba2.ssm.group_count is 0"),
     ],
-)
+)  # fmt: skip
 def test_metadata_that_would_crash_llama_cpp_is_refused_before_loading(
     tmp_path: Path, values: dict[str, object], reason: str
 ) -> None:
@@ -198,7 +179,7 @@ def test_weights_of_an_unsupported_type_are_refused(
         Model(path)
 
 
-def test_a_vocabulary_with_a_duplicate_token_is_refused(tmp_path: Path) -> None:
+def test_odd_tokens_and_templates_are_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace("▁cat".encode(), "▁dog".encode()))
     with pytest.raises(UnsupportedModel, match="its vocabulary has the token '▁dog' twice"):
@@ -211,9 +192,6 @@ def test_a_vocabulary_with_a_duplicate_token_is_refused(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(old.encode(), new))
         with pytest.raises(UnsupportedModel, match=f"its vocabulary has the token {reason}"):
             Model(path)
-
-
-def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace(b"{{ bos_token }}", b"{{ \xffos_token }}"))
     why = "tokenizer.chat_template is not UTF-8 text .invalid start byte at byte 3"
@@ -233,9 +211,7 @@ def test_a_chat_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
         {"llama__attention__layer_norm_epsilon": 1e-6, "llama__nextn_predict_layers": 0},
     ],
 )
-def test_unusual_metadata_that_llama_cpp_can_run_is_accepted(
-    tmp_path: Path, values: dict[str, object]
-) -> None:
+def test_unusual_metadata_is_accepted(tmp_path: Path, values: dict[str, object]) -> None:
     with Model(rewritten(tmp_path / "m.gguf", **values)) as model:
         assert model.n_layer == 2
 

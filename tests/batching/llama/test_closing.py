@@ -71,9 +71,7 @@ def output_of(program: str, *arguments: object) -> str:
         ("sys.exit(0)", ""),
     ],
 )
-def test_closing_or_leaving_under_a_decode_of_another_thread_is_no_crash(
-    end: str, message: str, tiny_model: Path
-) -> None:
+def test_closing_under_a_decode_is_no_crash(end: str, message: str, tiny_model: Path) -> None:
     said = output_of(PROGRAM + end, tiny_model)
     assert said.startswith(message)
     assert not message or "is closed" in said
@@ -95,9 +93,7 @@ context = Context(model, ContextParams(flash_attn="off"))
 
 
 @pytest.mark.parametrize("close_model", [False, True])
-def test_every_method_of_a_closed_context_says_that_it_is_closed(
-    tiny_model: Path, close_model: bool
-) -> None:
+def test_every_method_of_a_closed_context_says_so(tiny_model: Path, close_model: bool) -> None:
     model = Model(tiny_model)
     context = Context(model, EXACT)
     output = context.decode(text_rows([5, 6], 0, [True, True]))
@@ -134,9 +130,7 @@ def test_every_method_of_a_closed_context_says_that_it_is_closed(
             ask()
 
 
-def test_closing_waits_for_the_running_decode(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_waits_for_a_decode(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def slow(*_: object) -> int:
@@ -160,7 +154,7 @@ def test_closing_waits_for_the_running_decode(
         assert not closing.is_alive()
 
 
-def test_a_context_can_be_closed_in_a_callback_of_its_decode(
+def test_a_callback_can_close_a_context_and_logits_stay_readable(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("batching.llama.abort._SLOW", 0.0)
@@ -174,9 +168,6 @@ def test_a_context_can_be_closed_in_a_callback_of_its_decode(
 
         with pytest.raises(ContextError, match="is closed"):
             context.decode(Rows([5] * 9, range(9), [range(1)] * 9, [True] * 9), watch)
-
-
-def test_logits_stay_readable_while_they_are_held(tiny_model: Path) -> None:
     with Model(tiny_model) as model:
         context = Context(model, EXACT)
         logits = context.decode(text_rows([5], 0, [True])).logits(0)
@@ -204,7 +195,7 @@ context.close()
     assert "is closed; load it again\nstatus: 0\n" in said
 
 
-def test_a_sampler_that_nobody_closes_is_freed_with_its_owner(
+def test_a_sampler_is_freed_with_its_owner(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed: list[object] = []

@@ -1,4 +1,4 @@
-"""Devices and cores, as other systems report them, and how many layers go to devices."""
+"""Devices and cores, as systems report them, and what is put on devices or chosen for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batching.errors import OutOfMemory
+from batching.errors import InvalidParameter, OutOfMemory
 from batching.gguf.reader import GGUFFile
 from batching.llama import hardware, library
 from batching.llama.devices import (
@@ -23,7 +23,7 @@ from batching.llama.devices import (
     devices,
     layer_bytes,
 )
-from batching.llama.hardware import physical_cores
+from batching.llama.hardware import choose_cuda_graphs, physical_cores
 from batching.llama.library import exported, library_folder
 from batching.llama.log import recent_log
 from batching.llama.model import Model
@@ -53,19 +53,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     exported.cache_clear()
 
 
-def test_ggml_functions_are_found_in_its_own_libraries(alone: Library) -> None:
+def test_functions_are_found_in_ggmls_own_libraries_by_mangled_names(
+    alone: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert exported("ggml_type_name")(1) != 0
     assert any(device.kind == "cpu" for device in devices())
 
-
-def test_without_the_ggml_libraries_no_devices_are_listed(
-    alone: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(library, "_LINKED", [])
-    assert devices() == []
-
-
-def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: Library) -> None:
     def function() -> None: ...
 
     for found in ("_Z9llama_xyzP13llama_contextj", "?llama_xyz@@YAXPEAUllama_context@@I@Z"):
@@ -74,6 +67,8 @@ def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: Librar
         del alone[found]
         exported.cache_clear()
     assert _look_up("llama_xyz", "j", "I", None) is None
+    monkeypatch.setattr(library, "_LINKED", [])
+    assert devices() == []
 
 
 @pytest.mark.parametrize(
@@ -130,9 +125,7 @@ def chosen(files: Any, *devices: Any, n: int | None = None, cache: CacheSize | N
     return choose_layers(files, devices, Placement(n), cache).n_gpu_layers
 
 
-def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache_and_more_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache(tmp_path: Path) -> None:
     files = [GGUFFile(write_tiny_gguf(tmp_path / "m.gguf", n_layer=4))]
     layer = sum(files[0].n_bytes(name) for name in files[0].tensors if name.startswith("blk.0."))
     last = files[0].n_bytes("output.weight") + files[0].n_bytes("output_norm.weight")
@@ -189,9 +182,7 @@ def test_experts_stay_in_main_memory_before_any_layer_does(tmp_path: Path) -> No
         placed(last + experts, n_gpu_layers=4, n_cpu_moe=0)
 
 
-def test_several_devices_share_layers_with_and_without_experts_by_their_bytes(
-    tmp_path: Path,
-) -> None:
+def test_several_devices_share_layers_and_experts_by_bytes(tmp_path: Path) -> None:
     files = [GGUFFile(write_tiny_gguf(tmp_path / "m.gguf", n_layer=8, n_expert=16))]
     both = 2 * [with_room(int(3.5 * layer_bytes(files)[1][0]))]
     # Halves of the layers would leave all experts to the second device.
@@ -214,3 +205,25 @@ def test_llama_cpp_keeps_the_experts_of_the_first_layers_in_main_memory(tmp_path
         2: (2, first | second),
         999: (3, first | second | third),
     }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "n_bytes", "disabled"),
+    [
+        ("", 144_000_000, None),
+        ("", 1_900_000_000, "1"),
+        ("on", 1_900_000_000, None),
+        ("off", 144_000_000, "1"),
+    ],
+)
+def test_cuda_graphs_are_off_for_a_large_model_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, n_bytes: int, disabled: str | None
+) -> None:
+    monkeypatch.setenv("SPECULATION_CUDA_GRAPHS", wanted)
+    monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "")  # so that it is restored
+    monkeypatch.delenv("GGML_CUDA_DISABLE_GRAPHS")
+    choose_cuda_graphs(n_bytes)
+    assert os.environ.get("GGML_CUDA_DISABLE_GRAPHS") == disabled
+    monkeypatch.setenv("SPECULATION_CUDA_GRAPHS", "yes")
+    with pytest.raises(InvalidParameter, match="'yes'; set it to on or off"):
+        choose_cuda_graphs(n_bytes)

@@ -82,25 +82,20 @@ def test_what_is_given_is_not_tried(takes: dict[str, float], model: Model) -> No
         assert Settings(flash_attn=False).fill(params).flash_attn == "auto"
 
 
-def test_a_second_copy_of_the_weights_must_leave_room(
+def test_a_copy_must_leave_room_and_a_request_ends_the_trials(
     takes: dict[str, float], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     takes.update({"not repacked": 0.5})
     monkeypatch.setattr(tune, "available_memory", lambda: 2**30)
     assert fastest(model, OPEN, Settings()) == Settings()
+    with until(lambda: True), pytest.raises(GivenUp):
+        fastest(model, OPEN, Settings())
 
 
-def test_a_recurrent_model_is_measured_at_the_start_of_its_text(
-    takes: dict[str, float], tmp_path: Path
-) -> None:
+def test_a_recurrent_model_is_measured_anew(takes: dict[str, float], tmp_path: Path) -> None:
     takes.update({"not repacked": 0.5})
     with Model(write_recurrent_gguf(tmp_path / "recurrent.gguf")) as model:
         assert fastest(model, OPEN, Settings()) == Settings(repack=False)
-
-
-def test_a_request_ends_the_trials(model: Model) -> None:
-    with until(lambda: True), pytest.raises(GivenUp):
-        fastest(model, OPEN, Settings())
 
 
 def test_the_next_load_takes_what_an_idle_engine_found_unless_a_flag_says_otherwise(

@@ -21,7 +21,7 @@ from speculation.drafting.cost import Cost, CostCurve, Prices
 from speculation.drafting.resources import Resources, Seat
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.methods import parse_method
-from speculation.methods.suffix import Suffix, SuffixParams, spec
+from speculation.methods.suffix import SuffixParams, spec
 from tests.support.fake_sources import Clock, OneToken, draft, take_step, use_clock
 from tests.support.fake_target import FakeTarget
 
@@ -31,20 +31,14 @@ def auto_of(*drafters: OneToken, row: float = 0.1, switch: float = 0.0) -> Auto:
     return Auto(AutoParams(), sources, Cost(CostCurve.linear(1.0, row, switch)))
 
 
-def test_auto_drafts_a_repetition_and_records_its_source() -> None:
-    source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()))
-    auto = Auto(AutoParams(), [source], Cost(CostCurve.linear(1.0, 0.01)))
-    text = [5, 6, 7, 8, 9] * 4
-    auto.begin(text)
-    tree = draft(auto, text)
-    assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
-    assert set(tree.sources.values()) == {"suffix"}
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    return clock
 
 
-def test_drafts_pay_for_leaving_plain_steps_and_the_way_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    use_clock(monkeypatch, Clock())
+def test_drafts_pay_for_leaving_plain_steps_and_the_way_back(clock: Clock) -> None:
     drafter = OneToken(7, 0.3)
     auto = auto_of(drafter, row=0.01, switch=0.1)
     n_rows = []
@@ -57,11 +51,7 @@ def test_drafts_pay_for_leaving_plain_steps_and_the_way_back(
     assert n_rows == [1, 2, 2, 1, 1]
 
 
-def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    use_clock(monkeypatch, clock)
+def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(clock: Clock) -> None:
     cheap, expensive = OneToken(5, 0.0), OneToken(6, 0.8)
     expensive.use(clock, 0.3)
     auto = auto_of(cheap, expensive)
@@ -76,9 +66,7 @@ def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
 
 
 @pytest.mark.parametrize(("method", "helps"), [("auto", True), ("auto:memory=off", False)])
-def test_without_the_memory_earlier_texts_neither_help_nor_take_in_this_one(
-    method: str, helps: bool
-) -> None:
+def test_this_text_and_the_memory_are_drafted_from(method: str, helps: bool) -> None:
     known, memory = [*range(10, 30)], SuffixMemory()
     memory.remember(known)
     resources = Resources(lambda: Cost(CostCurve.linear(1.0, 0.01)), memory=memory)
@@ -89,6 +77,10 @@ def test_without_the_memory_earlier_texts_neither_help_nor_take_in_this_one(
     assert (len(draft(auto, text)) > 1) is helps
     auto.end([*range(40, 60)])
     assert (len(memory.index.tokens) > len(known) + 1) is helps
+    auto.begin(text := [65, 66, 67, 68, 69] * 4)
+    tree = draft(auto, text)
+    assert tree.tokens[1:6] == [65, 66, 67, 68, 69]
+    assert set(tree.sources.values()) == {"suffix"}
 
 
 def tree_of(**probs: float) -> TokenTree:
@@ -99,7 +91,7 @@ def tree_of(**probs: float) -> TokenTree:
     return tree
 
 
-def test_sources_that_agree_make_a_draft_likelier_and_the_surer_one_wins() -> None:
+def test_sources_that_agree_make_a_draft_likelier_and_others_keep_theirs() -> None:
     agreed = tree_of(a=0.6)
     assert fuse(agreed, tree_of(a=0.7)) == [1]
     assert agreed.probs[1] == pytest.approx(0.42 / (0.42 + 0.4 * 0.3))
@@ -108,9 +100,6 @@ def test_sources_that_agree_make_a_draft_likelier_and_the_surer_one_wins() -> No
     assert disputed.tokens == [0, 1, 2]
     # 0.6 · 0.1 · 0.3 against 0.4 · 0.3 · 0.9, and 0.4 · 0.1 that both are wrong
     assert disputed.probs[1:] == pytest.approx([0.018 / 0.166, 0.108 / 0.166])
-
-
-def test_a_tree_below_another_keeps_its_own_probabilities() -> None:
     tree, other = tree_of(a=0.6), tree_of(a=0.7)
     below = other.add(1, 2, prob=0.4)
     assert fuse(tree, other) == [1, 2]
@@ -119,30 +108,20 @@ def test_a_tree_below_another_keeps_its_own_probabilities() -> None:
 
 
 def asked(
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: OneToken,
-    n_steps: int,
-    *,
-    seconds: float,
-    reading: float = 0.0,
-    steps_of_a_text: int = 0,
-    right: bool = False,
-    known: list[float] | None = None,
-) -> list[int]:
+    clock: Clock, prob: float, n_steps: int, seconds: float, *, right: bool = True,
+    reading: float = 0.0, known: list[float] | None = None,
+) -> list[int]:  # fmt: skip
     """The steps in which a source is asked that takes ``seconds`` of a step of 1 s.
 
     ``known`` is what was learnt of it before.
     """
-    clock = Clock()
-    use_clock(monkeypatch, clock)
+    drafter = OneToken(7, prob)
     drafter.use(clock, seconds, reading)
     cost = Cost(CostCurve.linear(1.0, 0.1))
     auto = Auto(AutoParams(), [Source("source", drafter, Asks(known))], cost)
-    steps = []
+    steps, tokens = [], [1] * 100
+    auto.begin([*tokens])
     for now in range(n_steps):
-        if now % (steps_of_a_text or n_steps) == 0:
-            auto.begin([1] * 100)
-            tokens = [1] * 100
         if auto.promise(tokens):
             before = drafter.n_asked
             tokens += take_step(auto, tokens, clock, right=right)
@@ -155,36 +134,23 @@ def asked(
 
 
 @pytest.mark.parametrize("seconds", [0.005, 0.1, 2.0])
-def test_trying_a_source_that_never_pays_takes_half_a_percent_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
-    steps = asked(monkeypatch, OneToken(7, 0.0), 16_000, seconds=seconds)
+def test_trying_what_never_pays_takes_half_a_percent(clock: Clock, seconds: float) -> None:
+    steps = asked(clock, 0.0, 16_000, seconds, right=False)
     later = [step for step in steps if step >= 8000]
     assert steps[0] == 0
     assert len(later) * seconds <= 0.006 * 8000
     assert later  # it is still tried now and then
 
 
-def test_a_source_that_pays_is_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = asked(monkeypatch, OneToken(7, 0.9), 200, seconds=0.1, right=True)
-    assert steps == list(range(200))
-
-
 @pytest.mark.parametrize(("worth", "first"), [(0.0, 33), (30.0, 1)])
-def test_a_text_is_read_after_its_first_token_once_the_rest_will_probably_pay_for_it(
-    monkeypatch: pytest.MonkeyPatch, worth: float, first: int
-) -> None:
-    drafter, known = OneToken(7, 0.9), [1.0, 0.2, 0.1, worth]
-    steps = asked(monkeypatch, drafter, 50, seconds=0.1, reading=0.1, right=True, known=known)
+def test_a_text_is_read_once_that_will_pay(clock: Clock, worth: float, first: int) -> None:
+    assert asked(clock, 0.9, 200, 0.1) == list(range(200))  # what pays without reading
+    steps = asked(clock, 0.9, 50, 0.1, reading=0.1, known=[1.0, 0.2, 0.1, worth])
     # To read 99 tokens takes 9.9 s, each more 0.1 s. An ask gains 0.8 s, and brings two tokens.
     assert steps == list(range(first, 50))
 
 
-def test_a_try_takes_no_more_than_the_drafts_of_its_text_have_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    use_clock(monkeypatch, clock)
+def test_a_try_takes_no_more_than_the_drafts_of_its_text_have_saved(clock: Clock) -> None:
     copies, slow = OneToken(5, 0.4), OneToken(6, 0.9)
     slow.use(clock, 2.0, reading=0.1)
     asks = Asks([1.0, 2.0, 0.1, 0.0])
@@ -205,9 +171,7 @@ def test_a_try_takes_no_more_than_the_drafts_of_its_text_have_saved(
 
 
 @pytest.mark.parametrize(("share", "is_asked"), [(0.1, True), (0.4, False)])
-def test_a_draft_model_is_asked_first_only_if_its_size_promises_a_gain(
-    share: float, is_asked: bool
-) -> None:
+def test_a_draft_model_is_asked_if_its_size_promises(share: float, is_asked: bool) -> None:
     draft_model: Any = FakeTarget()
     cost = Cost(CostCurve.linear(1.0, 0.25))
     resources = Resources(lambda: cost, seat=Seat(draft_model), draft_share=share)
@@ -248,12 +212,6 @@ def test_drafts_pay_if_they_save_what_their_rows_cost() -> None:
     assert pays_from(Cost(CostCurve.linear(1.0, 2.0)).prices(0)) > 1.0
 
 
-def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
-    assert Asks([0.5, 0.2, 0.1, 3.0], seconds=9.0).state() == [0.5, 0.2, 0.1, 3.0]
-    for other in (None, [1.0], {"asks": 1}, "x"):
-        assert Asks(other, seconds=0.3, reading=0.1).state() == [1.0, 0.3, 0.1, 0.0]
-
-
 def test_branches_are_drafted_where_rows_are_cheap() -> None:
     assert spec.as_source is not None
     for row, branches in ((0.01, 4), (0.3, 1)):
@@ -283,17 +241,18 @@ def test_one_text_of_a_step_tries_what_is_not_expected_to_gain() -> None:
         assert source.is_worth_asking([1], prices, spare=0.5)
     run(one.draft([1], TokenTree(1), DraftBudget()))
     assert not other.is_worth_asking([1], prices, spare=9.0)
-
-
-def test_another_number_of_rows_must_pay_before_a_source_is_asked() -> None:
-    cost = Cost(CostCurve.linear(1.0, 0.1, switch=0.3))
+    # Another number of rows must pay, too: 0.6 s there and back.
+    prices = Cost(CostCurve.linear(1.0, 0.1, switch=0.3)).prices(0)
     source = Source("source", OneToken(7, 0.9), Asks([1.0, 0.5, 0.0, 0.0]))
     source.begin([1])
-    assert not source.is_worth_asking([1], cost.prices(0), spare=0.0)  # 0.6 s there and back
-    assert source.is_worth_asking([1], cost.prices(0), 0.0, left=1.0, drafted=0.4)
+    assert not source.is_worth_asking([1], prices, spare=0.0)
+    assert source.is_worth_asking([1], prices, 0.0, left=1.0, drafted=0.4)
 
 
-def test_what_reading_takes_is_measured_at_once_and_averaged_over_a_thousand_tokens() -> None:
+def test_a_source_starts_from_what_it_learnt_and_measures_what_reading_takes() -> None:
+    assert Asks([0.5, 0.2, 0.1, 3.0], seconds=9.0).state() == [0.5, 0.2, 0.1, 3.0]
+    for other in (None, [1.0], {"asks": 1}, "x"):
+        assert Asks(other, seconds=0.3, reading=0.1).state() == [1.0, 0.3, 0.1, 0.0]
     asks = Asks(seconds=0.01, reading=0.5)
     readings = []
     for n_tokens, seconds in ((100, 0.11), (300, 0.61), (1000, 0.51), (1000, 3.01)):
@@ -359,7 +318,7 @@ def test_free_rows_fill_the_batch_but_no_limit_of_the_budget_is_exceeded() -> No
     assert select(flat, DraftBudget(max_leaves=3), FLAT) == [1, 2, 3]
 
 
-def test_rows_as_expensive_as_a_step_are_spent_only_on_certain_drafts() -> None:
+def test_rows_and_changes_of_size_must_pay() -> None:
     tree = TokenTree(0)
     node = tree.add(0, 1, prob=1.0)
     node = tree.add(node, 2, prob=1.0)
@@ -368,6 +327,12 @@ def test_rows_as_expensive_as_a_step_are_spent_only_on_certain_drafts() -> None:
     assert select(tree, DraftBudget(), LINEAR) == []
     nearly = [0.0] + [1.0 + 0.95 * n for n in range(64)]
     assert select(tree, DraftBudget(), nearly) == [1, 2]
+    tree, unlikely, cost = tree_of(a=0.6), tree_of(a=0.4), [0.0, 1.0, 1.5]
+    assert select(tree, DraftBudget(), cost) == [1]
+    assert select(tree, DraftBudget(), cost, last_rows=1, change_seconds=0.2) == []
+    assert select(tree, DraftBudget(), cost, last_rows=2, change_seconds=0.2) == [1]
+    assert select(unlikely, DraftBudget(), cost) == []
+    assert select(unlikely, DraftBudget(), cost, overhead_seconds=1.0) == [1]
 
 
 def test_a_chain_budget_keeps_the_likeliest_path_or_the_first_of_sampled_drafts() -> None:
@@ -382,15 +347,6 @@ def test_a_chain_budget_keeps_the_likeliest_path_or_the_first_of_sampled_drafts(
     # Choosing sampled drafts by their probability would bias the sample.
     tree.draft_probs = {node: np.full(8, 0.125, np.float32) for node in range(1, 6)}
     assert tree.likeliest_path() == [first, first + 2]
-
-
-def test_a_change_of_batch_size_must_pay_and_a_fixed_overhead_makes_drafts_worthwhile() -> None:
-    tree, unlikely, cost = tree_of(a=0.6), tree_of(a=0.4), [0.0, 1.0, 1.5]
-    assert select(tree, DraftBudget(), cost) == [1]
-    assert select(tree, DraftBudget(), cost, last_rows=1, change_seconds=0.2) == []
-    assert select(tree, DraftBudget(), cost, last_rows=2, change_seconds=0.2) == [1]
-    assert select(unlikely, DraftBudget(), cost) == []
-    assert select(unlikely, DraftBudget(), cost, overhead_seconds=1.0) == [1]
 
 
 @pytest.mark.parametrize("seed", range(20))

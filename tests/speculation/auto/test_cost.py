@@ -26,34 +26,54 @@ from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
-def test_rows_between_two_sizes_are_interpolated_and_those_beyond_cost_as_much_as_before() -> None:
-    curve = CostCurve((1, 2, 3, 6), (1.0, 2.0, 3.5, 2.0))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 6)] == [1.0, 2.0, 3.5, 3.0, 2.5, 2.0]
-    assert curve.row_share == pytest.approx(1.0 / 5)
-    curve = CostCurve((1, 3), (1.0, 2.0))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == [1.0, 1.5, 2.0, 2.5, 3.0, 50.5]
-    curve = CostCurve((1, 48, 64), (1.0, 3.0, 4.0))
-    assert [curve.at(n) for n in (64, 65, 80)] == [4.0, 4.0625, 5.0]
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "expected"),
+    [
+        ((1, 2, 3, 6), (1.0, 2.0, 3.5, 2.0), {1: 1.0, 2: 2.0, 3: 3.5, 4: 3.0, 5: 2.5, 6: 2.0}),
+        ((1, 3), (1.0, 2.0), {1: 1.0, 2: 1.5, 3: 2.0, 4: 2.5, 5: 3.0, 100: 50.5}),
+        ((1, 48, 64), (1.0, 3.0, 4.0), {64: 4.0, 65: 4.0625, 80: 5.0}),
+    ],
+)
+def test_rows_between_two_sizes_are_interpolated_and_those_beyond_cost_as_much_as_before(
+    sizes: tuple[int, ...], seconds: tuple[float, ...], expected: dict[int, float]
+) -> None:
+    curve = CostCurve(sizes, seconds)
+    assert {n: curve.at(n) for n in expected} == expected
+    assert curve.row_share == pytest.approx(1.0 / 5) or 6 not in sizes
 
 
-def test_single_rows_set_the_level_and_other_sizes_their_own_cost() -> None:
-    cost = Cost(CostCurve((1, 4, 8), (1.0, 2.0, 3.0)))
-    for _ in range(320):
-        cost.follow(1, 100, 2.0)
-    assert [cost.curve(100).at(n) for n in (1, 4, 8)] == pytest.approx([2.0, 4.0, 6.0], rel=0.05)
-    for _ in range(640):
-        for n_rows, seconds in ((4, 5.0), (1, 2.0)):
-            cost.follow(n_rows, 100, seconds)
-    assert [cost.curve(100).at(n) for n in (1, 4, 8)] == pytest.approx([2.0, 5.0, 6.0], rel=0.05)
+FAST, SLOW = CostCurve((1, 4, 8), (1.0, 2.0, 3.0)), CostCurve((1, 4, 8), (10.0, 20.0, 30.0))
+SWITCHING = [CostCurve((1, 8), (1.0, 2.0), switch_seconds=seconds) for seconds in (0.1, 4.5)]
+BEGIN: list[Any] = [()]  # a text begins
+ONCE_SLOW = [*[(8, 2.0)] * 600, (8, 200.0), *[(8, 2.0)] * 39]
 
 
-def test_the_level_follows_a_text_that_has_no_single_rows() -> None:
-    cost = Cost(CostCurve((1, 4, 8), (10.0, 20.0, 30.0)))  # while all was ten times as slow
-    for _ in range(320):
-        for n_rows, seconds in ((4, 2.0), (8, 3.0)):
-            cost.follow(n_rows, 100, seconds)
-    assert [cost.curve(100).at(n) for n in (4, 8)] == pytest.approx([2.0, 3.0], rel=0.05)
-    assert cost.curve(100).at(1) == pytest.approx(1.3, rel=0.05)
+@pytest.mark.parametrize(
+    ("curve", "steps", "expected", "rel"),
+    [
+        # Single rows set the level, and other sizes their own cost.
+        (FAST, [(1, 2.0)] * 320, {1: 2.0, 4: 4.0, 8: 6.0}, 0.05),
+        (FAST, [(1, 2.0)] * 320 + [(4, 5.0), (1, 2.0)] * 640, {1: 2.0, 4: 5.0, 8: 6.0}, 0.05),
+        # A text that has no single rows does so, too.
+        (SLOW, [(4, 2.0), (8, 3.0)] * 320, {1: 1.3, 4: 2.0, 8: 3.0}, 0.05),
+        (CostCurve((1, 8), (1.0, 2.0)), ONCE_SLOW, {8: 2.0}, 0.03),  # a decode was interrupted
+        # The first two batches of a text or after another size do not count.
+        (SWITCHING[0], [*BEGIN, (1, 30.0), (1, 3.0), (8, 9.0), (8, 4.0)] * 500,
+         {1: 1.0, 8: 2.0}, 1e-12),
+        # What a change of size costs is not learnt as the size's own: 1.5 + 5 + 1 + 1 + 1.
+        (SWITCHING[1], [(1, 1.9, 5), (8, 2.5), (8, 6.0), (8, 2.0)] * 160, {1: 1.0, 8: 2.0}, 1e-6),
+    ],
+)  # fmt: skip
+def test_the_curve_follows_the_steps_of_a_text(
+    curve: CostCurve, steps: list[Any], expected: dict[int, float], rel: float
+) -> None:
+    cost = Cost(curve)
+    for step in steps:
+        if step == BEGIN[0]:
+            cost.begin()
+        else:
+            cost.follow(step[0], 100, step[1], *step[2:])
+    assert {n: cost.curve(100).at(n) for n in expected} == pytest.approx(expected, rel=rel)
 
 
 def test_real_single_rows_set_the_level_of_a_rough_cost_at_once() -> None:
@@ -66,22 +86,6 @@ def test_real_single_rows_set_the_level_of_a_rough_cost_at_once() -> None:
     assert Cost(CostCurve((1, 8), (10.0, 30.0))).is_checked
 
 
-def test_one_interrupted_batch_hardly_changes_the_curve() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0)))
-    for i in range(640):
-        cost.follow(8, 100, 200.0 if i == 600 else 2.0)
-    assert cost.curve(100).at(8) == pytest.approx(2.0, rel=0.03)
-
-
-def test_the_first_two_batches_of_a_text_or_after_another_size_do_not_count() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.1))
-    for _ in range(500):
-        cost.begin()
-        for n_rows, seconds in ((1, 30.0), (1, 3.0), (8, 9.0), (8, 4.0)):
-            cost.follow(n_rows, 100, seconds)
-    assert (cost.curve(100).at(1), cost.curve(100).at(8)) == (1.0, 2.0)
-
-
 def test_leaving_plain_steps_pays_for_the_way_back() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=4.5))
     changes = [cost.prices(0).change]  # a text begins
@@ -89,15 +93,6 @@ def test_leaving_plain_steps_pays_for_the_way_back() -> None:
         cost.decoded(n_rows)
         changes.append(cost.prices(0).change)
     assert changes == [9.0, 9.0, 4.5, 4.5, 9.0]
-
-
-def test_what_a_change_of_size_costs_is_not_learnt_as_the_sizes_own() -> None:
-    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=4.5))
-    for _ in range(160):
-        cost.follow(1, 100, 1.9, n_steps=5)  # 1.5 + 5 + 1 + 1 + 1
-        for seconds in (2.5, 6.0, 2.0):
-            cost.follow(8, 100, seconds)
-    assert [cost.curve(100).at(n) for n in (1, 8)] == pytest.approx([1.0, 2.0])
 
 
 def test_the_cost_grows_with_n_past_between_the_measured_places_and_beyond() -> None:
@@ -108,9 +103,7 @@ def test_the_cost_grows_with_n_past_between_the_measured_places_and_beyond() -> 
     assert cost.curve(2944).at(1) == pytest.approx(1 + 2)
 
 
-def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
-    tiny_model: Path, cache_folder: Path
-) -> None:
+def test_a_damaged_file_of_costs_is_measured_anew(tiny_model: Path, cache_folder: Path) -> None:
     with Model(tiny_model) as model, Context(model, EXACT) as context:
         curve = measure_cost(context, sizes=(1, 2, 4), n_past=20, budget_seconds=0.05)
         assert tuple(curve.sizes) == (1, 2, 4)
@@ -135,39 +128,23 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
     assert list((cache_folder / "learnt").glob("*.partial")) == []
 
 
-@pytest.mark.parametrize(
-    ("where", "damaged"),
-    [
-        (("cost", "near", "seconds"), [1.0]),
-        (("cost", "near", "seconds"), [1.0, 1.1, "1.2"]),
-        (("cost", "near", "seconds"), [1.0, 0.0, 1.0]),
-        (("cost", "near", "seconds"), [8.0, math.nan, 8.0]),
-        (("cost", "near", "sizes"), [1, 2, 10**12]),
-        (("cost", "near", "sizes"), [1, 2.5, 4]),
-        (("cost", "near", "seconds"), [1.0, 2.0, math.inf]),
-        (("cost", "near", "seconds"), [1.0, 2.0, 1e200]),
-        (("cost", "near", "seconds"), [1e-320, 2.0, 3.0]),
-        (("cost", "near", "switch_seconds"), -1.0),
-        (("cost", "near", "switch_seconds"), "0"),
-        (("cost", "far"), []),
-    ],
-)
-def test_a_cost_that_was_damaged_on_disk_is_measured_anew(
-    where: tuple[str, ...], damaged: object, tmp_path: Path
-) -> None:
+def test_what_was_damaged_on_disk_is_measured_anew_or_left_out(tmp_path: Path) -> None:
     cost = Cost(CostCurve((1, 2, 4), (1.0, 2.0, 3.0)), CostCurve((1, 4), (2.0, 6.0)))
     learnt.save(tmp_path / "learnt.json", {}, cost, "", {})
     kept = learnt.load(tmp_path / "learnt.json")
     found = learnt.cost(kept)
     assert found is not None and found.curve(128).at(4) == pytest.approx(3.0, abs=0.2)
-    place = kept
-    for name in where[:-1]:
-        place = place[name]
-    place[where[-1]] = damaged
-    assert learnt.cost(kept) is None
-
-
-def test_states_that_were_damaged_on_disk_are_left_out() -> None:
+    odd_seconds: list[Any] = [[1.0], [1.0, 1.1, "1.2"], [1.0, 0.0, 1.0], [8.0, math.nan, 8.0]]
+    odd_seconds += [[1.0, 2.0, math.inf], [1.0, 2.0, 1e200], [1e-320, 2.0, 3.0]]
+    for name, values in (
+        ("seconds", odd_seconds),
+        ("sizes", [[1, 2, 10**12], [1, 2.5, 4]]),
+        ("switch_seconds", [-1.0, "0"]),
+    ):
+        for value in values:
+            near = {**kept["cost"]["near"], name: value}
+            assert learnt.cost({"cost": {**kept["cost"], "near": near}}) is None, value
+    assert learnt.cost({"cost": {**kept["cost"], "far": []}}) is None
     states = {"suffix": ["1.0"], "recycling": [True], "draft": [-2, 0.5], "mtp": [math.inf], "x": 1}
     states |= {"jacobi": [-1e200], "eagle": [1e200]}
     assert learnt.states({"states": {"": states}}, "") == {"draft": [-2, 0.5]}
@@ -183,14 +160,9 @@ class Machine:
     """
 
     def __init__(
-        self,
-        switch: float = 0.0,
-        cold: float = 1.0,
-        busy: tuple[float, ...] = (1.0,),
-        record: float = 0.0,
-        load: float = 0.0,
-        stalls: Container[int] = (),
-    ) -> None:
+        self, switch: float = 0.0, cold: float = 1.0, busy: tuple[float, ...] = (1.0,),
+        record: float = 0.0, load: float = 0.0, stalls: Container[int] = (),
+) -> None:  # fmt: skip
         self.switch, self.cold, self.busy = switch, cold, busy
         self.record, self.load, self.stalls = record, load, stalls
         self.sizes: list[int] = []
@@ -235,30 +207,29 @@ def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> 
     assert curve.switch_seconds / curve.at(1) == pytest.approx(switch / 1e-3, rel=0.05)
 
 
-def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
+def test_a_single_row_takes_the_most_common_time_and_stalls_make_no_batch_free() -> None:
     assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
     busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
     assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
-
-
-@pytest.mark.parametrize(
-    ("stalls", "milliseconds"), [((11,), (1.0, 1.5, 2.5)), ((11, 12), (1.0, 1.5, 1.0))]
-)
-def test_a_stall_of_single_rows_does_not_make_larger_batches_free(
-    stalls: tuple[int, ...], milliseconds: tuple[float, ...]
-) -> None:
     # One or both of the rows that four rows may be compared with, in the only round.
-    curve = measure_curve(Machine(stalls=stalls).decode, (1, 2, 4), budget_seconds=0.04)
-    assert curve.seconds == pytest.approx([1e-3 * time for time in milliseconds])
+    for stalls, seconds in (((11,), (1e-3, 1.5e-3, 2.5e-3)), ((11, 12), (1e-3, 1.5e-3, 1e-3))):
+        curve = measure_curve(Machine(stalls=stalls).decode, (1, 2, 4), budget_seconds=0.04)
+        assert curve.seconds == pytest.approx(seconds)
 
 
-def test_measuring_stays_within_its_time_budget() -> None:
+def test_measuring_stays_within_its_time_budget_and_reports_each_size() -> None:
     enough, little = Machine(), Machine()
     measure_curve(enough.decode, SIZES, budget_seconds=0.7)
     assert 0.35 < enough.seconds < 0.75
     curve = measure_curve(little.decode, SIZES, budget_seconds=0.03)
     assert tuple(curve.sizes) == (1, 2, 4, 8, 16)
     assert curve.at(64) == pytest.approx(32.5e-3)  # extrapolated with the same slope
+    reported: list[int] = []
+    measure_curve(Machine().decode, (1, 2, 4), progress=reported.append)
+    assert reported == [1, 2, 4]
+    curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
+    assert tuple(curve.sizes) == (1,)
+    assert curve.at(1) == pytest.approx(1e-3)
 
 
 def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
@@ -275,19 +246,9 @@ def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
     assert curve.at(64) == pytest.approx(0.960)
 
 
-def test_progress_reports_each_size_and_a_single_one_is_enough() -> None:
-    reported: list[int] = []
-    measure_curve(Machine().decode, (1, 2, 4), progress=reported.append)
-    assert reported == [1, 2, 4]
-    curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
-    assert tuple(curve.sizes) == (1,)
-    assert curve.at(1) == pytest.approx(1e-3)
-
-
 @pytest.mark.parametrize(
     ("row_seconds", "n_past"),
-    [(0.06, 16), (0.004, 62), (0.001, 192)],
-    ids=["billions", "hundreds-of-millions", "small"],
+    [(0.06, 16), (0.004, 62), (0.001, 192)],  # billions of parameters, hundreds of millions, few
 )
 def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
     row_seconds: float, n_past: int, monkeypatch: pytest.MonkeyPatch
@@ -348,11 +309,7 @@ def use_clock(monkeypatch: pytest.MonkeyPatch, context: Clocked) -> None:
     monkeypatch.setattr(cost_measured, "process_time", lambda: context.processor)
 
 
-@pytest.mark.parametrize(
-    ("busy", "seconds"),
-    [(0.0, 3.3), (1.0, 6.6), (99.0, 9.9)],
-    ids=["quiet", "at-first", "always"],
-)
+@pytest.mark.parametrize(("busy", "seconds"), [(0.0, 3.3), (1.0, 6.6), (99.0, 9.9)])
 def test_a_disturbed_measurement_is_repeated_up_to_three_times_and_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, busy: float, seconds: float
 ) -> None:
@@ -374,7 +331,6 @@ def test_a_disturbed_measurement_is_repeated_up_to_three_times_and_not_kept(
         (Clocked(prompt=9.0), True),
         (Clocked(fails=True), False),
     ],
-    ids=["long", "short-context", "no-copies", "large-model", "failing-copies"],
 )
 def test_the_cost_far_along_is_measured_where_it_can_be(
     monkeypatch: pytest.MonkeyPatch, context: Any, is_measured: bool

@@ -15,15 +15,9 @@ PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit":
 
 
 def run(
-    method: str,
-    prompt_id: str,
-    n_tokens: int,
-    seconds: float,
-    *,
-    category: str = "chat",
-    first_difference: Difference | None = None,
-    **stats: Any,
-) -> Run:
+    method: str, prompt_id: str, n_tokens: int, seconds: float, *, category: str = "chat",
+    first_difference: Difference | None = None, **stats: Any,
+) -> Run:  # fmt: skip
     """A run of a first step with one token, and of ten steps with ``n_tokens`` in ``seconds``."""
     usual: dict[str, Any] = {
         "n_prompt": 5,

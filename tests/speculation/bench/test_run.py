@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,33 @@ from tests.speculation.bench.runs import PROMPTS, results, run
 from tests.support.paths import ROOT
 
 EXACT = ["--threads", "1", "--kv-type", "f32", "--flash-attn", "off"]
-
-
-@pytest.fixture
-def prompt_file(tmp_path: Path) -> str:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(PROMPTS, encoding="utf-8")
-    return str(path)
+Flags = Callable[..., list[str]]
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out.json"
+
+
+@pytest.fixture
+def flags(tiny_model: Path, tmp_path: Path, out: Path) -> Flags:
+    """The flags of a benchmark, some of whose methods and numbers of tokens may be given."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(PROMPTS, encoding="utf-8")
+
+    def of(methods: str = "ar", n_predict: int = 3, *more: str) -> list[str]:
+        files = ["--model", str(tiny_model), "--prompts", str(prompts), "--json", str(out)]
+        return [
+            *(*files, *EXACT, "--n-predict", str(n_predict)),
+            *("--methods", *methods.split(), *more),
+        ]
+
+    return of
+
+
+def read(out: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return document
 
 
 class Wrong:
@@ -61,57 +76,36 @@ def wrong_method(monkeypatch: pytest.MonkeyPatch) -> str:
     return "wrong"
 
 
-def short_run(model: Path, prompts: str, n_predict: int = 3, method: str = "ar") -> list[str]:
-    """The flags of a benchmark of one method."""
-    flags = ["--model", str(model), "--prompts", prompts, "--n-predict", str(n_predict)]
-    return [*flags, "--methods", method]
-
-
-def bench_json(path: Path, arguments: Sequence[str], code: int = 0) -> dict[str, Any]:
-    """The JSON of a benchmark that ends with ``code``."""
-    assert bench.main([*arguments, *EXACT, "--json", str(path)]) == code
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
 def test_the_json_contains_every_run_of_every_method(
-    tiny_model: Path, prompt_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: Flags, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [*short_run(tiny_model, prompt_file, 12, "prompt-lookup"), "jacobi:guesses=4"]
-    document = bench_json(tmp_path / "out.json", [*flags, "--repeat", "2"])
-    assert list(document) == [
-        *("model", "device", "settings", "started", "complete"),
-        *("runs", "curves", "summary", "skipped"),
-    ]
-    assert document["complete"] is True
-    assert document["model"]["file"] == tiny_model.name
-    assert document["model"]["n_params"] > 0
+    assert bench.main(flags("prompt-lookup jacobi:guesses=4", 12, "--repeat", "2")) == 0
+    document = read(out)
+    methods = ["ar", "prompt-lookup", "jacobi:guesses=4"]
+    assert " ".join(document) == (
+        "model device settings started complete runs curves summary skipped"
+    )
+    assert (document["complete"], document["skipped"]) == (True, [])
+    assert document["model"]["file"] == "tiny.gguf" and document["model"]["n_params"] > 0
     assert document["device"]["threads"] == 1
     assert any(device.startswith("cpu: ") for device in document["device"]["devices"])
-    assert document["settings"]["methods"] == ["ar", "prompt-lookup", "jacobi:guesses=4"]
-    assert document["settings"]["kv_type"] == "f32"
-    assert document["skipped"] == []
-
+    settings = document["settings"]
+    assert (settings["methods"], settings["kv_type"]) == (methods, "f32")
     runs = document["runs"]
     assert [(run["prompt_id"], run["repeat"], run["method"]) for run in runs] == [
         (prompt_id, repeat, method)
         for prompt_id in ("c1", "c1#2", "d1")
         for repeat in (0, 1)
-        for method in ("ar", "prompt-lookup", "jacobi:guesses=4")
+        for method in methods
     ]
     for one in runs:
-        assert set(one) >= {
-            *("method", "prompt_id", "category", "tokens", "n_steps", "n_drafted", "n_accepted"),
-            *("prefill_seconds", "decode_seconds", "phase_seconds", "same_as_ar"),
-            "first_difference",
-        }
-        assert len(one["tokens"]) == one["n_tokens"] <= 12
+        assert set(one) >= {"category", "n_steps", "n_accepted", "prefill_seconds"}
+        assert len(one["tokens"]) == one["n_tokens"] <= 12 and one["decode_seconds"] > 0
         assert set(one["phase_seconds"]) == {"draft", "build", "decode", "verify", "commit"}
         assert (one["same_as_ar"], one["first_difference"]) == (True, None)
         assert one["method"] != "ar" or one["n_drafted"] == 0
     assert {row["category"] for row in document["summary"]} == {"cats", "dogs", "all"}
     assert len(document["summary"]) == 9
-
     shown = capsys.readouterr()
     assert "every text identical to plain decoding (18 runs)" in shown.out
     assert "\x1b" not in shown.out + shown.err
@@ -119,14 +113,10 @@ def test_the_json_contains_every_run_of_every_method(
 
 
 def test_a_text_that_differs_is_reported_with_its_logit_gap(
-    tiny_model: Path,
-    prompt_file: str,
-    tmp_path: Path,
-    wrong_method: str,
-    capsys: pytest.CaptureFixture[str],
+    flags: Flags, out: Path, wrong_method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = short_run(tiny_model, prompt_file, 4, wrong_method)
-    document = bench_json(tmp_path / "out.json", flags)
+    assert bench.main(flags(wrong_method, 4)) == 0
+    document = read(out)
     found = [run["first_difference"] for run in document["runs"] if run["method"] == "wrong"]
     assert [at["index"] for at in found] == [0, 0, 0]
     assert all(at["logit_gap"] > 0 and at["ar_token"] != at["token"] for at in found)
@@ -200,76 +190,67 @@ def test_every_run_prefills_its_whole_prompt_and_raw_ones_without_a_template(
 
 
 def test_turns_too_long_for_the_context_are_skipped_and_named(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: Flags, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, turns = tmp_path / "prompts.jsonl", ["the cat", "cat " * 100, "a dog"]
-    first = json.dumps({"question_id": "a", "turns": turns})
-    path.write_text(first + '\n{"prompt": "a cat"}\n', encoding="utf-8")
-    flags = [*short_run(tiny_model, str(path), 40), "--ctx", "256"]
-    document = bench_json(tmp_path / "out.json", flags)
+    first = json.dumps({"question_id": "a", "turns": ["the cat", "cat " * 100, "a dog"]})
+    text = first + '\n{"prompt": "a cat"}\n'
+    (tmp_path / "prompts.jsonl").write_text(text, encoding="utf-8")
+    assert bench.main(flags("ar", 40, "--ctx", "256")) == 0
+    document = read(out)
     assert [run["prompt_id"] for run in document["runs"]] == ["a", "line-2"]
     assert [turn["prompt_id"] for turn in document["skipped"]] == ["a#2", "a#3"]
     shown = capsys.readouterr()
     assert "2 prompts skipped, too long for the context: a#2, a#3" in shown.out
-    assert "a#2 is skipped: " in shown.err
-    assert "exceed the context of 256; raise --ctx to " in shown.err
+    assert "a#2 is skipped: " in shown.err and "context of 256; raise --ctx to " in shown.err
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("text", "n_predict", "prompt", "reason"),
     [
-        (
-            ["--n-predict", "999"],
-            "none of the 2 prompts leaves room for 999 tokens in a context of 512; "
-            "raise --ctx or lower --n-predict",
-        ),
-        (["--prompt", ""], "--prompt is empty; give a text"),
+        ("", 999, [], "none of the 2 prompts leaves room for 999 tokens in a context of 512; "),
+        ("", 3, ["--prompt", ""], "--prompt is empty; give a text"),
+        # What is no benchmark is not overwritten.
+        ('{"prompt": "Hi"}\n', 3, [], "exists and is not a benchmark's JSON"),
+        ("GGUF", 3, [], "exists and is not a benchmark's JSON"),
+        ('{"complete": true}', 3, [], "exists and is not a benchmark's JSON"),
     ],
 )
-def test_prompts_that_are_empty_or_leave_no_room_are_an_error(
-    tiny_model: Path, prompt_file: str, capsys: Any, flags: list[str], reason: str
-) -> None:
-    prompts = [] if "--prompt" in flags else ["--prompts", prompt_file]
-    assert bench.main(["--model", str(tiny_model), *prompts, *flags, *EXACT]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"error: {reason}"
-
-
-def test_ctrl_c_while_results_are_shown_names_their_file(
-    tiny_model: Path,
-    prompt_file: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_cannot_be_measured_or_saved_is_an_error(
+    text: str, n_predict: int, prompt: list[str], reason: str, flags: Flags, out: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    def interrupted(*_: Any) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench, "differences", interrupted)
-    arguments = short_run(tiny_model, prompt_file)
-    path = tmp_path / "out.json"
-    assert bench_json(path, arguments, code=130)["complete"] is True
-    assert capsys.readouterr().err.splitlines()[-2:] == [f"results saved in {path}", "interrupted"]
+) -> None:  # fmt: skip
+    given = flags("ar", n_predict, *prompt)
+    if prompt:
+        del given[2:4]  # the file
+    if text:
+        out.write_text(text, encoding="utf-8")
+    assert bench.main(given) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ") and reason in last
+    assert not text or out.read_text(encoding="utf-8") == text
 
 
 def test_ctrl_c_shows_and_keeps_the_finished_runs(
-    tiny_model: Path,
-    prompt_file: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: Flags, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any) -> Iterator[Any]:
         for n, item in enumerate(measure(*arguments)):
             if n == 2:
                 raise KeyboardInterrupt
             yield item
 
-    monkeypatch.setattr(suite, "measure", interrupted)
-    arguments = short_run(tiny_model, prompt_file)
-    document = bench_json(tmp_path / "out.json", arguments, code=130)
+    with monkeypatch.context() as patch:
+        patch.setattr(suite, "measure", interrupted)
+        assert bench.main(flags()) == 130
+    document = read(out)
     assert [run["prompt_id"] for run in document["runs"]] == ["c1", "c1#2"]
     assert document["complete"] is False
     assert "cats: 2 prompts" in capsys.readouterr().out
+    # While the results are shown.
+    monkeypatch.setattr(bench, "differences", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert bench.main(flags()) == 130
+    assert read(out)["complete"] is True
+    assert capsys.readouterr().err.splitlines()[-2:] == [f"results saved in {out}", "interrupted"]
 
 
 # Kills itself when the second round is measured but not yet written.
@@ -305,48 +286,27 @@ sys.exit(bench.main(sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def flags(tiny_model: Path, prompt_file: str, out: Path) -> list[str]:
-    short = [*short_run(tiny_model, prompt_file, 6), "jacobi"]
-    return [*short, "--threads", "1", "--kv-type", "f32", "--json", str(out)]
-
-
 def run_program(code: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is left is written at exit
     command = [sys.executable, "-c", code, *flags]
     return subprocess.run(command, cwd=ROOT, env=buffered, capture_output=True, text=True)
 
 
-def test_a_killed_benchmark_keeps_the_finished_rounds(flags: list[str], out: Path) -> None:
-    assert run_program(KILLED, flags).returncode == -signal.SIGKILL
-    kept = json.loads(out.read_text(encoding="utf-8"))
+def test_a_killed_benchmark_keeps_the_finished_rounds(flags: Flags, out: Path) -> None:
+    assert run_program(KILLED, flags("jacobi", 6)).returncode == -signal.SIGKILL
+    kept = read(out)
     runs = [(one["prompt_id"], one["method"]) for one in kept["runs"]]
     assert runs == [("c1", "ar"), ("c1", "jacobi")]
     assert kept["complete"] is False
 
 
-def test_a_closed_pipe_loses_neither_results_nor_picture(
-    flags: list[str], out: Path, tmp_path: Path
-) -> None:
-    picture = tmp_path / "picture.svg"
-    done = run_program(UNREAD, [*flags, "--plot", str(picture)])
+def test_a_closed_pipe_loses_neither_results_nor_picture(flags: Flags, out: Path) -> None:
+    picture = out.with_name("picture.svg")
+    done = run_program(UNREAD, flags("jacobi", 6, "--plot", str(picture)))
     assert done.returncode == 2
     assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
-    assert json.loads(out.read_text(encoding="utf-8"))["complete"] is True
+    assert read(out)["complete"] is True
     assert picture.exists()
-
-
-@pytest.mark.parametrize("text", ['{"prompt": "Hi"}\n', "GGUF", '{"complete": true}'])
-def test_a_file_that_is_not_a_benchmark_is_not_overwritten(
-    text: str, flags: list[str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out.write_text(text, encoding="utf-8")
-    assert bench.main(flags) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {out} exists and is not a benchmark's JSON, so it is not overwritten; give "
-        f"another --json, or delete the file"
-    )
-    assert out.read_text(encoding="utf-8") == text
 
 
 RESULTS = results(
@@ -357,25 +317,16 @@ RESULTS = results(
 )
 
 
-def test_a_file_of_ours_is_replaced_and_has_a_line_for_each_result(out: Path) -> None:
+def test_a_file_of_ours_is_replaced_as_a_whole(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for written in (replace(RESULTS, complete=False), RESULTS):
         write_json(str(out), written)
     check_writable(str(out))
-    text = out.read_text(encoding="utf-8")
-    document = json.loads(text)
+    text, document = out.read_text(encoding="utf-8"), read(out)
     assert document["complete"] is True
     assert document["curves"] == [{"n_past": 128, "sizes": [1, 2], "seconds": [0.5, 0.75]}]
     assert document["runs"][1]["first_difference"]["ar_token"] == 7
     assert json.dumps(document["runs"][1]) in text.splitlines()
-
-
-def test_a_failed_write_leaves_the_old_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out.write_text("old", encoding="utf-8")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_json(str(out), RESULTS)
-    assert out.read_text(encoding="utf-8") == "old"
+    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_json(str(out), results())
+    assert out.read_text(encoding="utf-8") == text

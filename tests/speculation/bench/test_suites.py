@@ -1,11 +1,15 @@
-"""The suites of the benchmark: what they measure, and how they evaluate it."""
+"""The suites of the benchmark: what they measure, how they evaluate it, and their pictures."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,49 +23,27 @@ from speculation.methods import parse_method
 from tests.speculation.bench.runs import results, run
 
 
-def measured(*of_methods: tuple[str, int], **more: Any) -> Results:
+def measured(*of_methods: tuple[str, int]) -> Results:
     """Runs of ten steps by method and number of tokens, in one second after the first."""
-    ten: dict[str, Any] = {
-        "n_steps": 10,
-        "n_drafted": 30,
-        "rows_histogram": {4: 10},
-        "tokens_histogram": {1: 10},
-    }
+    ten: dict[str, Any] = {"n_steps": 10, "n_drafted": 30, "rows_histogram": {4: 10}}
+    ten["tokens_histogram"] = {1: 10}
     runs = [
         run(method, "p", n - 1, (n - 1) / n, n_accepted=n - 10, **ten) for method, n in of_methods
     ]
-    return results(*runs, **more)
+    return results(*runs)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--suite", "scaling", "--methods", "ar"], "scaling does not use --methods; leave it"),
-        *(
-            (["--suite", "cost", f"--{flag}", "1"], f"cost does not use --{flag}; leave it out")
-            for flag in ("limit", "prompt", "repeat", "n-predict", "temperature")
-        ),
-        (["--suite", "cots"], "invalid choice: 'cots'"),
-    ],
-)
-def test_a_flag_that_a_suite_sets_itself_is_refused(
-    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse_options(arguments)
-    assert reason in capsys.readouterr().err
-
-
-def test_flags_override_the_defaults_of_a_suite() -> None:
+def test_flags_override_the_defaults_of_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
     assert [method.name for method in parse_options([]).methods] == ["ar", "auto", "prompt-lookup"]
-    assert parse_options([]).n_predict == 128
-    assert parse_options(["--suite", "memory"]).n_predict == 256
-    assert parse_options(["--suite", "memory", "--n-predict", "9"]).n_predict == 9
-    assert parse_options(["--suite", "scaling"]).limit == 1
-    assert parse_options(["--suite", "scaling", "--limit", "3"]).limit == 3
-
-
-def test_the_help_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, n_predict, limit, prompts in (
+        ("", 128, None, "builtin"),
+        ("--suite memory --limit 1", 256, 1, "memory"),
+        ("--suite memory --n-predict 9 --prompts novel", 9, None, "novel"),
+        ("--suite scaling", 128, 1, "builtin"),
+        ("--suite scaling --limit 3", 128, 3, "builtin"),
+    ):
+        options = parse_options(flags.split())
+        assert (options.n_predict, options.limit, options.prompts) == (n_predict, limit, prompts)
     with pytest.raises(SystemExit):
         parse_options(["--help"])
     shown = capsys.readouterr().out
@@ -69,19 +51,14 @@ def test_the_help_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  {suite.name:8} {suite.title}\n" in shown
 
 
-# memory
-
-
 def test_the_suite_memory_measures_its_own_prompts_cold_and_then_warm(engine: Engine) -> None:
     options = parse_options(["--suite", "memory", "--limit", "1"])
-    assert (options.prompts, options.n_predict) == ("memory", 256)
     prompts = SUITES["memory"].prompts(options.read_prompts(), engine, options.plan())
     kinds = ("same-file", "agent-loop", "ask-again")
     assert [prompt.category for prompt in prompts] == [
         f"{kind}, {state}" for state in ("cold", "warm") for kind in kinds
     ]
     assert prompts[0].turns == prompts[3].turns
-    assert parse_options(["--suite", "memory", "--prompts", "builtin"]).prompts == "builtin"
 
 
 # scaling
@@ -95,34 +72,19 @@ def test_the_grid_doubles_the_window_up_to_the_batch_size() -> None:
     assert max((p.window + p.guesses) * (p.ngram - 1) for p in grid) == 512
 
 
-def test_a_line_is_fitted_over_the_logarithm_of_the_window() -> None:
-    fit = scaling.fitted([(1, 1.5), (2, 1.75), (4, 2.0), (8, 2.25)])
-    assert fit is not None
-    assert (fit.base, fit.slope, fit.r2) == pytest.approx((1.5, 0.25, 1.0))
-    bent = scaling.fitted([(1, 1.0), (2, 2.0), (4, 2.0)])
-    assert bent is not None
-    assert bent.r2 == pytest.approx(0.75)
-    assert scaling.fitted([(1, 1.5), (2, 1.75)]) is None
-
-
-def test_scaling_fits_only_the_runs_with_as_many_guesses_as_columns() -> None:
-    rows, fits = SUITES["scaling"].tables(
-        measured(
-            ("ar", 10),
-            ("lookahead:window=1,ngram=5,guesses=1", 12),
-            ("lookahead:window=2,ngram=5,guesses=2", 15),
-            ("lookahead:window=16,ngram=5,guesses=2", 40),
-            ("lookahead:window=4,ngram=5,guesses=4", 18),
-        )
-    )
-    assert [list(row) for row in rows.rows] == [
-        ["1", "5", "1", "4.0", "1.200", "6.7%", "1.200"],
-        ["2", "5", "2", "4.0", "1.500", "16.7%", "1.500"],
-        ["4", "5", "4", "4.0", "1.800", "26.7%", "1.800"],
-        ["16", "5", "2", "4.0", "4.000", "100.0%", "4.000"],
-    ]
-    assert [list(row) for row in fits.rows] == [["5", "1.200", "0.300", "1.000"]]
-    assert fits.note == "b: gain per doubling of the window; R² near 1: the scaling law holds"
+@pytest.mark.parametrize(
+    ("points", "fit"),
+    [  # by the logarithm of the window: base, slope and R²
+        ([(1, 1.5), (2, 1.75), (4, 2.0), (8, 2.25)], (1.5, 0.25, 1.0)),
+        ([(1, 1.0), (2, 2.0), (4, 2.0)], (7 / 6, 0.5, 0.75)),
+        ([(1, 1.5), (2, 1.75)], None),
+        ([(1, 1.5), (2, 1.502), (4, 1.5), (8, 1.501)], (1.5006, 0.0001, None)),  # all the same
+    ],
+)
+def test_a_line_is_fitted(points: list[tuple[int, float]], fit: tuple[Any, ...] | None) -> None:
+    found = scaling.fitted(points)
+    got = None if found is None else (found.base, found.slope, found.r2)
+    assert got == (fit if fit is None else pytest.approx(fit, abs=1e-4))
 
 
 CONSTANT = (
@@ -131,28 +93,32 @@ CONSTANT = (
 )
 
 
-def test_the_same_tokens_per_step_for_every_window_say_nothing_about_the_law() -> None:
-    fit = scaling.fitted([(1, 1.5), (2, 1.502), (4, 1.5), (8, 1.501)])
-    assert fit is not None
-    assert fit.r2 is None
-    _, fits = SUITES["scaling"].tables(measured(*CONSTANT))
-    assert [list(row) for row in fits.rows] == [
-        ["3", "1.200", "0.000", "–"],
-        ["5", "1.200", "0.000", "–"],
-    ]
-    assert fits.note.splitlines()[1] == (
-        "R² –: tokens per step are the same for every W, which says nothing about the law"
+def test_scaling_fits_only_the_runs_with_as_many_guesses_as_columns() -> None:
+    rows, fits = SUITES["scaling"].tables(
+        measured(
+            ("ar", 10),
+            *(
+                (f"lookahead:window={window},ngram=5,guesses={guesses}", n)
+                for window, guesses, n in ((1, 1, 12), (2, 2, 15), (16, 2, 40), (4, 4, 18))
+            ),
+        )
     )
-
-
-# cost
+    assert [" ".join(row) for row in rows.rows] == [
+        "1 5 1 4.0 1.200 6.7% 1.200",
+        "2 5 2 4.0 1.500 16.7% 1.500",
+        "4 5 4 4.0 1.800 26.7% 1.800",
+        "16 5 2 4.0 4.000 100.0% 4.000",
+    ]
+    assert [" ".join(row) for row in fits.rows] == ["5 1.200 0.300 1.000"]
+    law = "b: gain per doubling of the window; R² near 1: the scaling law holds"
+    assert fits.note == law
+    _, fits = SUITES["scaling"].tables(measured(*CONSTANT))
+    assert [" ".join(row) for row in fits.rows] == ["3 1.200 0.000 –", "5 1.200 0.000 –"]
+    assert fits.note.startswith(f"{law}\nR² –: tokens per step are the same for every W")
 
 
 def test_cost_curves_are_measured_and_saved(
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     path = tmp_path / "out.json"
     flags = ["--suite", "cost", "--model", str(tiny_model), "--threads", "1", "--json", str(path)]
@@ -170,7 +136,40 @@ def test_cost_curves_are_measured_and_saved(
 # Pictures
 
 
-def drawn(name: str, measured: Results, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+@pytest.mark.parametrize(
+    ("name", "is_missing", "reason"),
+    [
+        ("a.svg", True, "--plot needs matplotlib, .*pip install matplotlib, or leave --plot out"),
+        ("picture", False, "give a name that ends with .svg, .png or .pdf"),
+        ("none/picture.svg", False, "no such folder; give a file in a folder that exists"),
+    ],
+)
+def test_a_picture_that_cannot_be_made_is_refused_before_measuring(
+    name: str, is_missing: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if is_missing:
+        monkeypatch.setattr("speculation.bench.plot.find_spec", lambda name: None)
+    else:
+        pytest.importorskip("matplotlib")
+    assert bench.main(["--model", "no/such.gguf", "--plot", str(tmp_path / name)]) == 2
+    assert re.search(reason, capsys.readouterr().err)
+
+
+def test_measuring_imports_matplotlib_only_for_a_picture(tiny_model: Path, tmp_path: Path) -> None:
+    code = "import sys, speculation.bench.__main__; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.svg"
+    flags = [
+        *("--model", str(tiny_model), "--prompt", "the cat", "--n-predict", "5", "--threads", "1"),
+        *("--flash-attn", "off", "--methods", "jacobi", "--plot", str(picture)),
+    ]
+    assert bench.main(flags) == 0
+    assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def drawn(name: str, measured: Results, folder: Path) -> Any:
     """The suite's picture, laid out."""
     figure = pytest.importorskip("matplotlib.figure")
     made: list[Any] = []
@@ -180,8 +179,9 @@ def drawn(name: str, measured: Results, monkeypatch: pytest.MonkeyPatch, folder:
         made.append(drawn)
         savefig(drawn, file)
 
-    monkeypatch.setattr(figure.Figure, "savefig", kept)
-    write_plot(str(folder / f"{name}.svg"), name, measured)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure.Figure, "savefig", kept)
+        write_plot(str(folder / f"{name}.svg"), name, measured)
     assert (folder / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
     (ax,) = made[0].axes
     assert ax.get_xlabel()
@@ -202,9 +202,7 @@ def overlapping(ax: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_no_tick_labels_overlap_whatever_the_times(
-    scale: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_tick_labels_overlap_whatever_the_times(scale: float, tmp_path: Path) -> None:
     methods = ["ar", "auto", "prompt-lookup", "lookahead:window=7,ngram=5,guesses=7", "jacobi"]
     runs = [
         run(name, f"{category}-{i}", 99, scale / i, category=category)
@@ -215,21 +213,16 @@ def test_no_tick_labels_overlap_whatever_the_times(
     sizes = [1, 2, 3, 4, 8, 16, 32, 64]
     curves = [Curve(n, sizes, [scale * (1 + n / 4096 + r / 8) for r in sizes]) for n in (0, 8192)]
     for name, found in (("builtin", results(*runs)), ("cost", results(curves=curves))):
-        figure = drawn(name, found, monkeypatch, tmp_path)
-        assert [overlapping(ax) for ax in figure.axes] == [[]]
-        monkeypatch.undo()
+        assert [overlapping(ax) for ax in drawn(name, found, tmp_path).axes] == [[]]
 
 
-def test_constant_data_show_all_points_and_no_trend_and_plain_decoding_can_be_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    drawn("builtin", results(run("ar", "chat-1", 9, 1.0)), monkeypatch, tmp_path)
-    monkeypatch.undo()
-    figure = drawn("scaling", measured(*CONSTANT), monkeypatch, tmp_path)
+def test_constant_data_show_all_points_and_no_trend(tmp_path: Path) -> None:
+    drawn("builtin", results(run("ar", "chat-1", 9, 1.0)), tmp_path)
+    figure = drawn("scaling", measured(*CONSTANT), tmp_path)
     points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"][:2]
     assert [list(line.get_ydata()) for line in points] == [[1.2, 1.2, 1.2]] * 2
-    assert [line.get_fillstyle() for line in points] == ["none", "none"]
-    assert [line.get_marker() for line in points] == ["o", "s"]
+    looks = [(line.get_fillstyle(), line.get_marker()) for line in points]
+    assert looks == [("none", "o"), ("none", "s")]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["N = 3: 1.20 for every W", "N = 5: 1.20 for every W", "N = 7"]
     low, high = figure.axes[0].get_ylim()

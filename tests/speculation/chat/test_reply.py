@@ -48,7 +48,7 @@ def text(stop: Sequence[str] = (), max_tokens: int | None = None) -> ReplyText:
     return ReplyText(Vocabulary(), stop, max_tokens)  # type: ignore[arg-type]
 
 
-def test_tokens_of_a_step_are_released_with_drafts_marked() -> None:
+def test_tokens_are_released_with_whole_characters_and_drafts_marked() -> None:
     reply = text()
     assert reply.take([1, 2, 6]) == (3, None)
     assert list(reply.release(3, 2)) == [
@@ -58,18 +58,12 @@ def test_tokens_of_a_step_are_released_with_drafts_marked() -> None:
     ]
     assert reply.shown == "Hello!"
     assert reply.ids == [1, 2, 6]
-
-
-def test_a_character_that_spans_tokens_arrives_with_its_last_token() -> None:
     reply = text()
     assert reply.take([1, 3]) == (2, None)
     assert released(reply, 2, 1) == ["Hel", " w"]
     assert reply.take([4, 6]) == (2, None)
     assert released(reply, 2, 1) == ["örld", "!"]
     assert reply.shown == "Hel wörld!"
-
-
-def test_an_incomplete_character_is_replaced_when_the_next_token_or_the_end_arrives() -> None:
     reply = text()
     assert reply.take([1, 3]) == (2, None)
     assert reply.take([6, 1]) == (2, None)
@@ -92,7 +86,7 @@ def test_an_incomplete_character_is_replaced_when_the_next_token_or_the_end_arri
     assert [*released(cancelled, 2), *cancelled.rest()] == ["Hel", ""]
 
 
-def test_a_text_can_end_in_the_middle_of_a_step() -> None:
+def test_a_text_can_end_in_a_step_or_with_a_stop_string() -> None:
     reply = text()
     assert reply.take([1, END, 2]) == (2, "stop")
     assert released(reply, 2, 2) == ["Hel", ""]
@@ -100,9 +94,6 @@ def test_a_text_can_end_in_the_middle_of_a_step() -> None:
     assert text(max_tokens=2).take([1, 2, 6]) == (2, "length")
     assert text(max_tokens=3).take([1, 2, 6]) == (3, "length")
     assert text(max_tokens=2).take([1, END]) == (2, "stop")
-
-
-def test_text_that_may_become_a_stop_string_is_held_back_or_shown_at_the_end() -> None:
     reply = text(stop=("lo w",))
     assert reply.take([1, 2]) == (2, None)
     assert released(reply, 2, 1) == ["Hel"]
@@ -266,29 +257,19 @@ OTHER_FORMATS = [tool_format(family.template) for family in FAMILIES.values()]
         (f'{{"type": "function", "function": {WRITTEN}}}', HELLO),
         (f"I'll create it: ```json\n{WRITTEN}\n```", [Content("I'll create it:"), *HELLO]),
         (f"First this:\n\n{WRITTEN}\nDone.", [Content("First this:"), *HELLO, Content("\nDone.")]),
-        (
-            '{"name": "write", "arguments": "{\\"path\\": \\"a\\\\n\\"}"}',
-            call(0, "write", r'{"path": "a\n"}'),
-        ),
-        (
-            '{"name": "write", "arguments": {"text": "a\n\tb\\n", "n":\n1}}',
-            call(0, "write", r'{"text": "a\n\tb\n", "n":' + "\n1}"),
-        ),
-        *(
-            (text, [*HELLO, *call(1, "list.all", "{}")])
-            for text in (
-                f'[{WRITTEN}, {{"name": "list.all", "arguments": {{}}}}]',
-                f'```json\n[\n  {WRITTEN},\n  {{"name": "list.all", "parameters": {{}}}}\n]\n```',
-                f'```json\n{WRITTEN}\n```\n```json\n{{"name": "list.all", "arguments": {{}}}}\n```',
-                f'{WRITTEN}\n{{"name": "list.all", "arguments": {{}}}}',
-                f'{WRITTEN}; {{"name": "list.all", "arguments": "{{}}"}}',
-            )
-        ),
+        ('{"name": "write", "arguments": "{\\"path\\": \\"a\\\\n\\"}"}', call(0, "write",
+         r'{"path": "a\n"}')),
+        ('{"name": "write", "arguments": {"text": "a\n\tb\\n", "n":\n1}}', call(0, "write",
+         r'{"text": "a\n\tb\n", "n":' + "\n1}")),
+        *((text, [*HELLO, *call(1, "list.all", "{}")])
+         for text in (f'[{WRITTEN}, {{"name": "list.all", "arguments": {{}}}}]',
+         f'```json\n[\n  {WRITTEN},\n  {{"name": "list.all", "parameters": {{}}}}\n]\n```',
+         f'```json\n{WRITTEN}\n```\n```json\n{{"name": "list.all", "arguments": {{}}}}\n```',
+         f'{WRITTEN}\n{{"name": "list.all", "arguments": {{}}}}',
+         f'{WRITTEN}; {{"name": "list.all", "arguments": "{{}}"}}')),
     ],
-)
-def test_a_call_in_another_form_than_the_templates_is_read_if_it_names_a_tool(
-    text: str, deltas: list[Delta]
-) -> None:
+)  # fmt: skip
+def test_a_call_in_another_form_is_read_if_it_names_a_tool(text: str, deltas: list[Delta]) -> None:
     for format_ in OTHER_FORMATS:
         assert parsed(format_, text, tools=FILES) == deltas
         thought = parsed(format_, f"hm</think>\n{text}", "<think>", FILES)
@@ -387,7 +368,5 @@ def test_reasoning_is_split_off() -> None:
         ("b" + "a" * 9, "a" * 9 + "b", 9),
     ],
 )
-def test_the_end_of_a_text_that_may_become_a_stop_string_is_held(
-    text: str, stop: str, n: int
-) -> None:
+def test_what_may_become_a_stop_string_is_held(text: str, stop: str, n: int) -> None:
     assert _overlap(text, stop) == n

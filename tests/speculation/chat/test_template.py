@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -46,17 +47,21 @@ CALLS = (
 )
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": "<"}'}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": None}}
-CALL_MESSAGES: list[dict[str, Any]] = [
-    {"role": "developer", "content": "s"},
-    {"role": "user", "content": "a"},
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "1", "content": "3"},
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+SYSTEM, RESULT = [
+    {"role": role, "content": text} for role, text in (("developer", "s"), ("tool", "3"))
 ]
-MESSAGES = [
-    {"role": "user", "content": "a"},
-    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
-    {"role": "user", "content": "c"},
-]
+CALL_MESSAGES = [SYSTEM, user("a"), assistant(tool_calls=[CALL]), {**RESULT, "tool_call_id": "1"}]
+MESSAGES = [user("a"), assistant("<think>\nhm\n</think>\n\nb"), user("c")]
 
 
 def engine_with(template: str, path: Path) -> Engine:
@@ -64,26 +69,28 @@ def engine_with(template: str, path: Path) -> Engine:
     return Engine.load(model, ContextParams(n_ctx=512, flash_attn="off"))
 
 
+class Engines(NamedTuple):
+    thinks: Engine
+    opens: Engine
+    calls: Engine
+    channels: Engine
+
+
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     folder = tmp_path_factory.mktemp("models")
-    made = {
-        name: engine_with(template, folder / f"{name}.gguf")
-        for name, template in (
-            ("thinks", THINKS),
-            ("opens", OPENS),
-            ("calls", CALLS),
-            ("channels", THINKS.partition("{% if")[0] + "{# <|channel|>analysis<|message|> #}"),
+    channels = THINKS.partition("{% if")[0] + "{# <|channel|>analysis<|message|> #}"
+    named = zip(Engines._fields, (THINKS, OPENS, CALLS, channels), strict=True)
+    with ExitStack() as stack:
+        yield Engines(
+            *(
+                stack.enter_context(engine_with(text, folder / f"{name}.gguf"))
+                for name, text in named
+            )
         )
-    }
-    yield made
-    for engine in made.values():
-        engine.close()
 
 
-def prompt_text(
-    engine: Engine, messages: list[dict[str, str]], thinking: bool | None = None
-) -> str:
+def prompt_text(engine: Engine, messages: list[Any], thinking: bool | None = None) -> str:
     tokens = chat_prompt(engine.model, messages, thinking=thinking).tokens
     return engine.model.detokenize(tokens).decode()
 
@@ -105,37 +112,36 @@ FINAL = "<|channel|>final<|message|>"
         (f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}yes", "", "hm", "yes"),
         (f"{FINAL}yes", "", "", "yes"),
         ("<think>a <think> b</think>yes</think>", "", "a <think> b", "yes</think>"),
+        *((text, "", None, text) for text in ("yes", "", "I say <think>hm</think>", "<thinker>")),
+        ("<b>yes</b>", "", None, "<b>yes</b>"),
+        ("<think>\nhm", "", "hm", "<think>\nhm"),  # not finished
+        ("hm", "<think>", "hm", "hm"),
     ],
 )
 def test_reasoning_is_separated_from_the_answer(
-    text: str, opening: str, reasoning: str, answer: str
+    text: str, opening: str, reasoning: str | None, answer: str
 ) -> None:
     found = find_reasoning(text, opening)
-    assert found is not None
-    assert text[found.start : found.end] == reasoning
-    assert text[found.answer :] == answer
+    assert (text[found.start : found.end] if found else None) == reasoning
+    assert not found or text[found.answer :] in (answer, "")
     assert answer_of(text, opening) == answer
 
 
-def test_a_reply_without_or_with_unfinished_reasoning_is_all_answer() -> None:
-    for text in ("yes", "", "I say <think>hm</think>", "<b>yes</b>", "<thinker>"):
-        assert find_reasoning(text) is None
-        assert answer_of(text) == text
-    assert find_reasoning("<think>\nhm") == (8, 10, 10)
-    assert find_reasoning("hm", "<think>") == (0, 2, 2)
-    assert answer_of("<think>hm") == "<think>hm"
-
-
-def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
-    for engine in (engines["thinks"], engines["opens"]):
+def test_reasoning_is_recorded_and_left_out_later(engines: Engines) -> None:
+    for engine in (engines.thinks, engines.opens):
         assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, MESSAGES)
-    opened = [MESSAGES[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, MESSAGES[2]]
-    assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
+    opened = [user("a"), assistant("hm\n</think>\n\nb"), user("c")]
+    assert "<|assistant|>b<|end|>" in prompt_text(engines.opens, opened)
+    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
+    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opening_of("a<|assistant|>") == ""
+    reply = engines.opens.chat("a", max_tokens=3).run()
+    assert reply.request.opening == "<think>\n"
+    assert reply.answer == reply.text  # the reasoning is not finished
+    assert engines.thinks.chat("a", max_tokens=3).run().request.opening == ""
 
 
-def test_a_continued_reply_keeps_its_reasoning_and_shows_whether_it_is_inside(
-    engines: dict[str, Engine],
-) -> None:
+def test_a_continued_reply_keeps_its_reasoning(engines: Engines) -> None:
     for name, content, reasoning, end, opening in (
         ("opens", "<think>hm", "", "<think>\nhm", "<think>\n"),
         ("opens", "", "hm", "<think>\nhm", "<think>\n"),
@@ -151,55 +157,39 @@ def test_a_continued_reply_keeps_its_reasoning_and_shows_whether_it_is_inside(
         ("channels", "yes", "", "<|channel|>final<|message|>yes", ""),
         ("channels", "<|channel|>final<|message|>yes", "", "<|channel|>final<|message|>yes", ""),
     ):
-        last = {"role": "assistant", "content": content, "reasoning_content": reasoning}
         thinking = False if name == "off" else None
-        model = engines["thinks" if name == "off" else name].model
-        prompt = chat_prompt(model, [MESSAGES[0], last], thinking=thinking)
+        model = getattr(engines, "thinks" if name == "off" else name).model
+        prompt = chat_prompt(
+            model, [user("a"), assistant(content, reasoning_content=reasoning)], thinking=thinking
+        )
         text = model.detokenize(prompt.tokens).decode()
         assert text.endswith(f"<|user|>a<|end|><|assistant|>{end}")
         assert prompt.opening == opening
         assert prompt.in_answer is (content.endswith("yes"))
 
 
-def test_thinking_can_be_turned_on_and_off_only_if_the_template_has_a_switch(
-    engines: dict[str, Engine],
-) -> None:
-    engine = engines["thinks"]
+def test_thinking_can_be_switched_if_the_template_can(engines: Engines) -> None:
+    engine = engines.thinks
     assert engine.has_thinking_switch
     for thinking, end in ((None, ""), (True, ""), (False, "<think></think>")):
         text = prompt_text(engine, MESSAGES[:1], thinking=thinking)
         assert text.endswith(f"<|assistant|>{end}")
-    engine = engines["opens"]
+    engine = engines.opens
     assert not engine.has_thinking_switch
     with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
         engine.chat("a", thinking=False)
 
 
-def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
-    engines: dict[str, Engine],
-) -> None:
-    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
-    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
-    assert opening_of("a<|assistant|>") == ""
-    reply = engines["opens"].chat("a", max_tokens=3).run()
-    assert reply.request.opening == "<think>\n"
-    assert reply.answer == reply.text  # the reasoning is not finished
-    assert engines["thinks"].chat("a", max_tokens=3).run().request.opening == ""
-
-
-def test_tools_calls_and_results_are_shown_to_the_model(engines: dict[str, Engine]) -> None:
-    model = engines["calls"].model
-    assert chat_text(model, CALL_MESSAGES, tools=[TOOL]) == (
+def test_calls_are_shown_in_the_form_that_the_template_expects(engines: Engines) -> None:
+    model = engines.calls.model
+    text = chat_text(model, CALL_MESSAGES, tools=[TOOL])
+    assert text == (
         '{"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}'
         '<|system|>s<|end|><|user|>a<|end|><|assistant|><call>add{"x": "<"}<|end|><|tool|>3<|end|>'
         "<|assistant|>"
     )
-    text = chat_text(model, CALL_MESSAGES, tools=[TOOL])
     tokens = chat_prompt(model, CALL_MESSAGES, tools=[TOOL]).tokens
     assert tokens == model.tokenize(text, parse_special=True)
-
-
-def test_calls_are_rendered_in_the_form_that_the_template_expects() -> None:
     for template, text in (
         ("{{ call.function.arguments }}", '{"x": "<"}'),
         ("{{ 'f' + call.function.arguments + ';' }}", 'f{"x": "<"};'),
@@ -210,18 +200,25 @@ def test_calls_are_rendered_in_the_form_that_the_template_expects() -> None:
         calls = f"{{% for call in m.tool_calls %}}{{{{ tools }}}}{template}{{% endfor %}}"
         loop = f"{{% for m in messages %}}{calls}{{% endfor %}}"
         assert render_messages(loop, CALL_MESSAGES) == text
+    for arguments, expected in (
+        ({"x": 1}, '{"x": 1}'),
+        ('{"x": "a", "y": [1', '{"x": "a", "y": [1]}'),
+        ("[1]", '{"arguments": [1]}'),
+        (None, "{}"),
+    ):
+        call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+        text = chat_text(model, [user("a"), assistant(tool_calls=[call])])
+        assert f"<call>add{expected}<|end|>" in text
+    for bad in ({"id": "1"}, {"function": {"arguments": "{}"}}, 3):
+        with pytest.raises(InvalidParameter, match=r"invalid tool call .*; each needs a function"):
+            chat_prompt(model, [user("a"), assistant(tool_calls=[bad])])
 
 
-def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
-    engines: dict[str, Engine],
-) -> None:
-    model, quoted = engines["calls"].model, '<|end|>"\n'
+def test_control_tokens_in_calls_and_tools_stay_text(engines: Engines) -> None:
+    model, quoted = engines.calls.model, '<|end|>"\n'
     function = {"name": "add", "arguments": json.dumps({"x": quoted, quoted: 1})}
-    messages = [
-        CALL_MESSAGES[1],
-        {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]},
-        {"role": "tool", "tool_call_id": "1", "content": quoted},
-    ]
+    call = assistant(tool_calls=[{"id": "1", "function": function}])
+    messages = [user("a"), call, {**CALL_MESSAGES[3], "content": quoted}]
     tools = [{"type": "function", "function": {"name": "add", "description": quoted}}]
     tokens = chat_prompt(model, messages, tools=tools).tokens
     (end,) = model.tokenize("<|end|>", add_special=False, parse_special=True)
@@ -231,10 +228,8 @@ def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
     assert r'{"x":"<|end|>\"\n","<|end|>\"\n":1}' in text
 
 
-def test_a_model_without_tools_in_its_template_reads_them_as_text(
-    engines: dict[str, Engine],
-) -> None:
-    model = engines["thinks"].model
+def test_tools_are_described_if_the_template_has_none(engines: Engines) -> None:
+    model = engines.thinks.model
     text = chat_text(model, [*CALL_MESSAGES, CALL_MESSAGES[3]], tools=[TOOL])
     call = '<tool_call>\n{"name": "add", "arguments": {"x": "<"}}\n</tool_call>'
     result = "<tool_response>\n3\n</tool_response>"
@@ -248,54 +243,23 @@ def test_a_model_without_tools_in_its_template_reads_them_as_text(
     assert tokens == model.tokenize(text, parse_special=True)
 
 
-def test_arguments_of_any_kind_are_taken_and_calls_without_a_name_refused(
-    engines: dict[str, Engine],
-) -> None:
-    model = engines["calls"].model
-    for arguments, expected in (
-        ({"x": 1}, '{"x": 1}'),
-        ('{"x": "a", "y": [1', '{"x": "a", "y": [1]}'),
-        ("[1]", '{"arguments": [1]}'),
-        (None, "{}"),
-    ):
-        call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
-        messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
-        assert f"<call>add{expected}<|end|>" in chat_text(model, messages)
-    for bad in ({"id": "1"}, {"function": {"arguments": "{}"}}, 3):
-        messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [bad]}]
-        with pytest.raises(InvalidParameter, match=r"invalid tool call .*; each needs a function"):
-            chat_prompt(model, messages)
-
-
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        (
-            [{"role": "assistant", "content": "b"}, {"role": "assistant", "tool_calls": [CALL]}],
-            '<|assistant|>b<call>add{"x": "<"}<|end|>',
-        ),
-        (
-            [{"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}],
-            "<|assistant|>b\n\nc<|end|>",
-        ),
-        ([{"role": "assistant", "content": None, "refusal": "No."}], "<|assistant|>No.<|end|>"),
-        ([{"role": "assistant", "content": None}], "<|assistant|><|end|>"),
-        (
-            [
-                {"role": "assistant", "content": None, "function_call": CALL["function"]},
-                {"role": "function", "name": "add", "content": "3"},
-            ],
-            '<|assistant|><call>add{"x": "<"}<|end|><|tool|>3<|end|>',
-        ),
+        ([assistant("b"), assistant(tool_calls=[CALL])],
+         '<|assistant|>b<call>add{"x": "<"}<|end|>'),
+        ([assistant("b"), assistant("c")], "<|assistant|>b\n\nc<|end|>"),
+        ([assistant(refusal="No.")], "<|assistant|>No.<|end|>"),
+        ([assistant()], "<|assistant|><|end|>"),
+        ([assistant(function_call=CALL["function"]), {**RESULT, "role": "function", "name": "add"}],
+         '<|assistant|><call>add{"x": "<"}<|end|><|tool|>3<|end|>'),
     ],
-)
+)  # fmt: skip
 def test_histories_are_taken_as_clients_send_them(
-    engines: dict[str, Engine], messages: list[Any], text: str
+    engines: Engines, messages: list[Any], text: str
 ) -> None:
-    conversation = [MESSAGES[0], *messages, MESSAGES[2]]
-    assert chat_text(engines["calls"].model, conversation) == (
-        f"<|user|>a<|end|>{text}<|user|>c<|end|><|assistant|>"
-    )
+    found = chat_text(engines.calls.model, [user("a"), *messages, user("c")])
+    assert found == f"<|user|>a<|end|>{text}<|user|>c<|end|><|assistant|>"
 
 
 # Like Mistral's and Gemma's: one system message, or none, then user and assistant in turn.
@@ -311,9 +275,7 @@ STRICT = (
     ("system", "text"),
     [("true", "s:s\n\nt\n\nu;u:a;a:b;u:c\n\nd;"), ("false", "u:s\n\nt\n\nu\n\na;a:b;u:c\n\nd;")],
 )
-def test_a_strict_template_gets_a_form_of_the_conversation_that_it_accepts(
-    tmp_path: Path, system: str, text: str
-) -> None:
+def test_a_strict_template_gets_a_form_it_accepts(tmp_path: Path, system: str, text: str) -> None:
     path = write_tiny_gguf(tmp_path / "strict.gguf", chat_template=STRICT.replace("SYSTEM", system))
     roles = {"s": "system", "t": "developer", "a": "user", "b": "assistant", "u": "system"}
     messages = [{"role": roles.get(c, "user"), "content": c} for c in "stabucd"]
@@ -329,8 +291,8 @@ def test_the_reasoning_of_earlier_turns_reaches_the_template(tmp_path: Path) -> 
         path = write_tiny_gguf(tmp_path / f"{read}.gguf", chat_template=template)
         with Model(path) as model:
             assert chat_text(model, MESSAGES) == "()a(hm)b()c"
-            apart = [MESSAGES[0], {**MESSAGES[1], "content": "b", "reasoning_content": "so"}]
-            assert chat_text(model, [*apart, MESSAGES[2]]) == "()a(so)b()c"
+            apart = [user("a"), assistant("b", reasoning_content="so"), user("c")]
+            assert chat_text(model, apart) == "()a(so)b()c"
 
 
 def test_a_gguf_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
@@ -344,8 +306,8 @@ def test_a_gguf_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None
         assert chat_text(model, MESSAGES[:1], tools=[TOOL]).startswith('{"name": "add"')
 
 
-def test_a_reply_is_continued_unless_told_otherwise(engines: dict[str, Engine]) -> None:
-    model, begun = engines["calls"].model, [MESSAGES[0], {"role": "assistant", "content": "b"}]
+def test_a_reply_is_continued_unless_told_otherwise(engines: Engines) -> None:
+    model, begun = engines.calls.model, [user("a"), assistant("b")]
     for continue_last, end in ((None, "b"), (True, "b"), (False, "b<|end|><|assistant|>")):
         text = chat_text(model, begun, continue_last=continue_last)
         assert text == f"<|user|>a<|end|><|assistant|>{end}"
@@ -355,24 +317,18 @@ def test_a_reply_is_continued_unless_told_otherwise(engines: dict[str, Engine]) 
             chat_text(model, messages, continue_last=True)
 
 
-def test_a_template_gets_further_variables_but_keeps_its_own(engines: dict[str, Engine]) -> None:
+def test_templates_get_variables_and_the_date_and_errors_are_quoted(engines: Engines) -> None:
     template = "{{ tone }}{{ date_string }}"
     given = {"tone": "dry", "date_string": "today"}
     assert render_messages(template, MESSAGES, template_kwargs=given) == "drytoday"
     with pytest.raises(InvalidParameter, match="template_kwargs cannot replace tools"):
-        chat_text(engines["calls"].model, MESSAGES, template_kwargs={"tools": []})
-
-
-def test_a_template_may_mark_the_trained_tokens_and_gets_todays_date() -> None:
+        chat_text(engines.calls.model, MESSAGES, template_kwargs={"tools": []})
     today = datetime.now().strftime("%d %b %Y")
     for template, expected in (
         ("{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b", "ab"),
         ("{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}", today),
     ):
         assert render_messages(template, MESSAGES) == expected
-
-
-def test_a_template_error_is_quoted() -> None:
     for template, reason in (
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
         ("{{ 1 / 0 }}", "division by zero"),
@@ -409,9 +365,7 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_one_renders(
     assert render_messages("{{ messages[0].content }}", MESSAGES) == "a"
 
 
-def test_a_template_that_exceeds_a_limit_is_not_retried_and_has_no_thinking_switch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_template_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loops = "{% if messages[0].role == 'system' %}" + LOOPS + "{% endif %}a"
     monkeypatch.setattr(sandbox, "SECONDS", 0.2)
     with (
@@ -423,15 +377,12 @@ def test_a_template_that_exceeds_a_limit_is_not_retried_and_has_no_thinking_swit
         assert not asks_for_thinking(template)
 
 
-def test_concurrent_renders_get_their_own_results() -> None:
+def test_renders_are_apart_and_the_sandbox_ends_with_its_parent() -> None:
     def render(i: int) -> str:
         return render_messages("{{ messages[0].content }}", [{"role": "user", "content": str(i)}])
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(render, range(40))) == [str(i) for i in range(40)]
-
-
-def test_the_sandbox_ends_with_its_parent_and_is_restarted() -> None:
     boxes = Sandbox()
     assert boxes.render("{{ a }}", {"a": "\ud800ä"}, 0) == "\ud800ä"
     process = boxes._idle[0]._process

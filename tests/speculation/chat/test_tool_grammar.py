@@ -374,15 +374,12 @@ STRICT = tool("now", properties={"a": {"type": "string", "pattern": "(?=b)"}})
         ([tool("now"), tool("now")], "auto", "two tools have the name now; rename one"),
         ([tool("now", type="string")], "auto", "parameters of tool now are not a JSON schema of"),
         ([ADD, tool("now", properties={"a": {"$ref": "#/b"}})], "auto", "parameters of tool now"),
-        (
-            [{"type": "function", "function": {**STRICT["function"], "strict": True}}],
-            "required",
-            "argument a in the parameters of tool now: '\\(\\?=b\\)' cannot be followed",
-        ),
+        ([{"type": "function", "function": {**STRICT["function"], "strict": True}}], "required",
+         "argument a in the parameters of tool now: '\\(\\?=b\\)' cannot be followed"),
         (TOOLS, "always", "tool_choice is 'always'; give auto, required, none"),
         (TOOLS, {"function": {"name": "sing"}}, "tool_choice names 'sing', which is not among"),
     ],
-)
+)  # fmt: skip
 def test_invalid_tools_and_choices_are_refused(tools: list[Any], choice: Any, reason: str) -> None:
     with pytest.raises(InvalidParameter, match=reason):
         reply_grammar(none, XML if "argument a" in reason else HERMES, tools, choice)
@@ -400,7 +397,7 @@ def test_a_tool_with_more_arguments_than_can_be_followed_one_by_one_is_refused()
             reply_grammar(none, FORMATS["bare keys"], many)
 
 
-def test_arguments_of_any_form_become_an_object() -> None:
+def test_arguments_of_any_form_become_an_object_and_have_types() -> None:
     for given, expected in (
         ('{"a": 1}', {"a": 1}),
         ({"a": 1}, {"a": 1}),
@@ -420,12 +417,9 @@ def test_arguments_of_any_form_become_an_object() -> None:
     ):
         assert object_of(given) == expected
     assert list(object_of('{"a": ' * 100_000)) == ["arguments"]
-
-
-def test_the_types_of_a_parameter_are_those_that_all_its_keywords_allow() -> None:
     many = {f"a{i}": {"anyOf": 3 * [{"$ref": f"#/$defs/a{i + 1}"}]} for i in range(99)}
     root = {"$defs": {"n": {"type": "number"}, **many, "a99": {"type": "null"}}}
-    for schema, expected in (
+    for schema, types in (
         ({"$ref": "#/$defs/a0"}, "null"),  # by 3**99 ways
         ({"type": "string"}, "string"),
         ({"type": ["string", "null"]}, "null string"),
@@ -435,5 +429,5 @@ def test_the_types_of_a_parameter_are_those_that_all_its_keywords_allow() -> Non
         ({"anyOf": [{"$ref": "#/$defs/n"}, {"type": "array"}]}, "array integer number"),
         ({"allOf": [{"type": "string"}, {"enum": ["a", 1]}]}, "string"),
     ):
-        assert " ".join(sorted(types_of(schema, root))) == expected
+        assert " ".join(sorted(types_of(schema, root))) == types
     assert len(types_of({}, root)) == len(types_of(True, root)) == 7

@@ -125,9 +125,7 @@ FAMILIES = {
             "<calls>N"
             + each(
                 '<invoke name="NAME">N'
-                + one_by_one(
-                    '<p name="KEY" string="{{ (v is string)|tojson }}">VALUE</p>N',
-                )
+                + one_by_one('<p name="KEY" string="{{ (v is string)|tojson }}">VALUE</p>N')
                 + "</invoke>N"
             )
             + "</calls>"

@@ -26,14 +26,7 @@ from speculation.registry import (
     resolve,
 )
 from speculation.registry.conversion import model_file
-from speculation.registry.entries import (
-    HubFile,
-    PackageFile,
-    parse_hub,
-    parse_package,
-    parse_registry,
-    registry_file,
-)
+from speculation.registry.entries import HubFile, PackageFile, parse_registry, registry_file
 from speculation.system.console import worded
 from tests.support.exact import EXACT
 from tests.support.paths import ROOT
@@ -55,19 +48,17 @@ def use_registry(monkeypatch: pytest.MonkeyPatch, text: str) -> dict[str, ModelE
 # Parsing
 
 
-def test_a_line_has_name_source_with_size_draft_and_description() -> None:
+def test_a_line_has_name_source_draft_and_description() -> None:
     entries = parsed(
-        "big | hf:o/r/big.gguf@v2 (1.5 GB) | small | 9B | MIT\nsmall | s (2).gguf (80 MB) | - |\n"
+        "# a | b\n\n   # c\nbig | hf:o/r/big.gguf@v2 (1.5 GB) | small | 9B | #1 of its size\n"
+        "small | s (2).gguf (80 MB) | - |\n"
     )
-    big = HubFile("o/r", "big.gguf", "v2")
-    small = Path("/home/ada/s (2).gguf")
+    big, small = HubFile("o/r", "big.gguf", "v2"), Path("/home/ada/s (2).gguf")
+    description = "9B | #1 of its size"
     assert entries == {
-        "big": ModelEntry("big", big, "small", "9B | MIT", n_bytes=1_500_000_000),
+        "big": ModelEntry("big", big, "small", description, n_bytes=1_500_000_000),
         "small": ModelEntry("small", small, None, "", n_bytes=80_000_000),
     }
-
-
-def test_the_draft_field_can_name_heads() -> None:
     entries = parsed(
         "big | big.gguf | big-medusa, small,big-eagle | \nsmall | s.gguf | - |\n"
         "big-medusa | m.gguf | heads |\nbig-eagle | e.gguf | heads eagle-1 eagle-2 |"
@@ -76,26 +67,30 @@ def test_the_draft_field_can_name_heads() -> None:
     assert (entries["big"].draft, entries["big"].heads) == ("small", heads)
     assert tuple(entry.name for entry in entries.values() if entry.is_heads) == heads
     assert entries["big-eagle"].methods == ("eagle-1", "eagle-2")
-    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; keep one"):
-        parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
 
 
-def test_comments_and_empty_lines_are_skipped() -> None:
-    assert list(parsed("# a | b\n\n   # c\na | hf:o/r/a.gguf | - | #1 of its size\n")) == ["a"]
+HASH = "a1" * 32
+PACKAGE = f"package:some_package/data/m.gguf@sha256:{HASH}"
 
 
-def test_paths_are_relative_to_the_registry_and_bundled_files_to_models_beside_it() -> None:
-    entries = parsed("a | ggufs/a.gguf | - |\nb | /data/b.gguf | - |\nc | bundled:c.gguf | - |")
-    assert [entry.source for entry in entries.values()] == [
-        Path("/home/ada/ggufs/a.gguf"),
-        Path("/data/b.gguf"),
-        Path("/home/ada/models/c.gguf"),
-    ]
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        # Paths are relative to the file, and bundled files in models beside it.
+        ("ggufs/a.gguf", Path("/home/ada/ggufs/a.gguf")),
+        ("/data/b.gguf", Path("/data/b.gguf")),
+        ("bundled:c.gguf", Path("/home/ada/models/c.gguf")),
+        ("hf:o/r/q4/m.gguf", HubFile("o/r", "q4/m.gguf", "main")),
+        ("hf:o/r.v2/m.gguf@refs/pr/1", HubFile("o/r.v2", "m.gguf", "refs/pr/1")),
+        (PACKAGE, PackageFile("some_package", "data/m.gguf", HASH, None)),
+        (f"{PACKAGE} -> Q8_0", PackageFile("some_package", "data/m.gguf", HASH, "Q8_0")),
+    ],
+)
+def test_a_source_is_a_path_or_a_file_of_hub_or_package(source: str, expected: object) -> None:
+    assert parsed(f"a | {source} | - |")["a"].source == expected
 
 
-def test_a_hub_source_has_repository_path_and_revision() -> None:
-    assert parse_hub("hf:o/r/q4/m.gguf") == HubFile("o/r", "q4/m.gguf", "main")
-    assert parse_hub("hf:o/r.v2/m.gguf@refs/pr/1") == HubFile("o/r.v2", "m.gguf", "refs/pr/1")
+PACKAGE_FORM = "write package:name/file.gguf@sha256:…"
 
 
 @pytest.mark.parametrize(
@@ -113,21 +108,23 @@ def test_a_hub_source_has_repository_path_and_revision() -> None:
         ("a | bundled:../a.gguf | - |", "bundled:file.gguf"),
         ("a | a.gguf | b |", "the draft 'b' is not a name in this file"),
         ("a | a.gguf | a |", "cannot be its own draft"),
+        *((f"a | package:{source} | - |", PACKAGE_FORM) for source in (*("p/m.gguf",
+         f"p/m.bin@sha256:{HASH}", f"p/../m.gguf@sha256:{HASH}"), *(f"m.gguf@sha256:{HASH}",
+         "p/m.gguf@sha256:12", f"p/m.gguf@sha256:{HASH} -> "))),
     ],
-)
-def test_a_malformed_line_is_reported_with_file_number_and_correct_form(
-    line: str, reason: str
-) -> None:
+)  # fmt: skip
+def test_a_malformed_line_is_reported_with_its_form(line: str, reason: str) -> None:
     with pytest.raises(RegistryError) as caught:
         parsed(f"# first\n{line}\n")
     message = str(caught.value)
-    assert f"{Path('/home/ada/models.txt')}, line 2: " in message
-    assert reason in message
-    assert line in message
+    for part in (f"{Path('/home/ada/models.txt')}, line 2: ", reason, line):
+        assert part in message
     assert message.endswith("Format: name | source | draft | description")
 
 
-def test_a_duplicate_name_and_an_unreadable_registry_are_refused(tmp_path: Path) -> None:
+def test_duplicates_and_an_unreadable_registry_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; keep one"):
+        parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
     with pytest.raises(RegistryError, match="line 3: line 1 has the name 'a' too"):
         parsed("a | a.gguf | - |\nb | b.gguf | - |\na | c.gguf | - |")
     with pytest.raises(RegistryError, match=r"cannot read .*nowhere\.txt"):
@@ -156,41 +153,25 @@ def test_the_projects_registry_is_valid_and_pairs_models_with_smaller_drafts() -
 # Names and paths
 
 
-def test_an_existing_path_is_returned_unchanged_unless_it_is_a_folder(tmp_path: Path) -> None:
-    file = tmp_path / "tiny"
-    file.write_bytes(b"GGUF")
-    assert resolve(file, registry=REGISTRY) == resolve(str(file), registry={}) == file
-    with pytest.raises(ModelNotFound, match="is a folder"):
-        resolve(tmp_path, registry=REGISTRY)
-
-
-def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
-    file = tmp_path / "a.gguf"
-    entries = {"a": ModelEntry("a", file, None, "")}
-    with pytest.raises(ModelNotFound, match=r"not found: .*a\.gguf, the source of 'a' in models"):
+def test_a_path_is_returned_unchanged_and_a_name_may_stand_for_one(tmp_path: Path) -> None:
+    file, entries = tmp_path / "tiny", {"a": ModelEntry("a", tmp_path / "tiny", None, "")}
+    with pytest.raises(ModelNotFound, match="not found: .*tiny, the source of 'a' in models"):
         resolve("a", registry=entries)
     file.write_bytes(b"GGUF")
-    assert resolve("a", registry=entries) == file
-
-
-def test_an_unknown_name_is_refused_with_the_nearest_ones_by_an_error_of_ours() -> None:
-    for kind in (RegistryError, DownloadFailed):
-        assert issubclass(kind, SpeculationError)
-    with pytest.raises(SpeculationError) as caught:
+    for source, registry in ((file, REGISTRY), (str(file), {}), ("a", entries)):
+        assert resolve(source, registry=registry) == file
+    with pytest.raises(ModelNotFound, match="is a folder"):
+        resolve(tmp_path, registry=REGISTRY)
+    with pytest.raises(ModelNotFound, match=r"not found: Tinny\. Give .* such as tiny"):
         resolve("Tinny", registry=REGISTRY)
-    assert type(caught.value) is ModelNotFound
-    assert str(caught.value) == (
-        "file not found: Tinny. Give the path of a .gguf file, hf:owner/repository/file.gguf, or a "
-        "name in models.txt, such as tiny"
-    )
+    for kind in (RegistryError, DownloadFailed, ModelNotFound):
+        assert issubclass(kind, SpeculationError)
 
 
 # Pairs
 
 
-def test_paired_drafts_and_heads_are_those_that_the_file_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_paired_drafts_and_heads_are_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "small | a/s.gguf | - |\na | a/a.gguf | heads |\nb | a/b.gguf | heads |\n"
         "big | a/c.gguf | b, small, a |"
@@ -218,9 +199,7 @@ def test_all_files_of_a_split_model_are_found_from_any_of_them() -> None:
         assert part_names(name) == [name]
 
 
-def test_a_split_model_loads_from_any_of_its_files_and_a_missing_one_is_named(
-    tmp_path: Path,
-) -> None:
+def test_a_split_model_loads_from_any_file_and_needs_all(tmp_path: Path) -> None:
     whole = write_tiny_gguf(tmp_path / "whole.gguf")
     write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
     files = sorted(tmp_path.glob("m-*.gguf"))
@@ -233,9 +212,6 @@ def test_a_split_model_loads_from_any_of_its_files_and_a_missing_one_is_named(
     files[1].unlink()
     with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put all"):
         resolve(files[0])
-
-
-HASH = "a1" * 32
 
 
 @pytest.fixture(autouse=True)
@@ -259,31 +235,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_package_source_has_package_file_hash_and_type() -> None:
-    source = f"package:some_package/data/m.gguf@sha256:{HASH}"
-    assert parse_package(source) == PackageFile("some_package", "data/m.gguf", HASH, None)
-    assert parse_package(f"{source} -> Q8_0").file_type == "Q8_0"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "package:p/m.gguf",
-        f"package:p/m.bin@sha256:{HASH}",
-        f"package:p/../m.gguf@sha256:{HASH}",
-        f"package:m.gguf@sha256:{HASH}",
-        "package:p/m.gguf@sha256:12",
-        f"package:p/m.gguf@sha256:{HASH} -> ",
-    ],
-)
-def test_a_malformed_package_source_is_refused_with_the_correct_form(source: str) -> None:
-    with pytest.raises(RegistryError, match=r"write package:name/file\.gguf@sha256:…"):
-        parsed(f"a | {source} | - |")
-
-
-def test_a_missing_package_and_another_hash_are_reported(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_reported(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package.write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match=r"tiny\.gguf has the SHA-256 .*; install the version"):
         model_file("tiny")
@@ -305,40 +257,29 @@ def test_a_package_file_is_converted_only_once(package: Path, empty_cache: Path)
         assert engine.model.path == converted
 
 
-def test_a_failed_conversion_gives_a_warning_and_uses_the_original(
-    package: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_converted_is_used_as_it_is(
+    package: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     empty_cache.write_text("no folder can be made here")
     with caplog.at_level(logging.WARNING):
         assert model_file("tiny") == package
     assert "tiny.gguf, using it as it is" in caplog.text
-
-
-def test_an_unknown_type_uses_the_original(
-    package: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    empty_cache.unlink()
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
-    source = f"package:tiny_package/tiny.gguf@sha256:{digest} -> Q99_9"
+    source = f"package:tiny_package/tiny.gguf@sha256:{digest} -> Q99_9"  # no type
     use_registry(monkeypatch, f"tiny | {source} | - |")
     assert model_file("tiny") == package
     assert not (empty_cache / "models").exists()
 
 
-def test_the_default_is_the_first_model_whose_package_is_installed(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert default_model() == "tiny"
-    assert ModelSpec().model == "tiny"
-    assert parse_options([]).model.model == "tiny"
+def test_the_default_is_the_first_installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_model() == ModelSpec().model == parse_options([]).model.model == "tiny"
     with Engine.load(params=EXACT) as engine:
         assert engine.model.path.name.startswith("tiny")
     use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
     assert default_model() == "bundled"
 
-
-def test_the_default_without_a_readable_registry_is_the_bundled_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     def fail() -> dict[str, ModelEntry]:
         raise RegistryError("line 1 is wrong")
 
