@@ -185,7 +185,7 @@ class Guard:
                 f"of this server, start the server with --allow-host {_flag_for(origin)}.",
             )
         is_other = headers.get("sec-fetch-site") in OTHER_SITES and origin is None
-        if is_other and path.startswith(CHATS):
+        if is_other and path.startswith((CHATS, "/v1/tools")):
             raise HTTPException(
                 403, "A page of another site made this request; open the chat's own address."
             )

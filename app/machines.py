@@ -36,8 +36,7 @@ def list_devices(arguments: Sequence[str] | None = None, prog: str = "speculatio
         rpc.connect(Placement.of(rpc=flags.rpc).workers)
         for device in devices():
             print(_line(device))
-        why = "" if gpus() else why_no_gpu()
-        if why:
+        if not gpus() and (why := why_no_gpu()):
             print(f"No GPU: {why}", file=sys.stderr)
 
     return run_command(run)
@@ -61,12 +60,7 @@ def work(arguments: Sequence[str] | None = None, prog: str = "speculation rpc-wo
     add("--port", type=int, default=rpc.PORT, help="port to listen on (%(default)s)")
     add("--device", metavar="NAME,…", help="devices to offer (default: all GPUs, else the CPU)")
     add("--threads", type=int, help="threads of the CPU (default: one per physical core)")
-    add(
-        "-c",
-        "--cache",
-        action="store_true",
-        help="keep the weights that arrive on disk, so that they are sent only once",
-    )
+    add("-c", "--cache", action="store_true", help="keep weights on disk, so that they come once")
     flags = parser.parse_args(arguments)
     return run_command(lambda: _serve(flags))
 

@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from app.api.log import RequestLog
 from app.api.service import Service
 from app.api.switching import Models
+from app.mcp.routes import add_route
+from app.mcp.servers import Servers
 from app.page import models as page_models
 from app.page.chats import Chats
 from app.page.owners import Owners
 from app.page.routes import add_routes
 from app.server import endpoint, guard, serve
-from app.store import Store
+from app.store import Store, default_file
 from app.worker.backend import Backend
 
 
@@ -45,7 +47,10 @@ def serve_site(
         backend, flags.alias, flags.sampling, method, flags.max_tokens, flags.timeout, models
     )
     app = endpoint(service)
-    chats = None if store is None else Chats(backend, store)
+    # Not beside another file of chats: it names commands, and who knows what else is there?
+    servers = Servers(default_file().with_name("mcp.json"))
+    add_route(app, servers, is_one=is_one)
+    chats = None if store is None else Chats(backend, store, servers)
     if chats is not None:
         add_routes(app, chats, Owners(is_one=is_one))
         page_models.add_routes(app, chats, flags.spec)
@@ -56,7 +61,7 @@ def serve_site(
     allowed = flags.allow_host or ()
     guarded = guard(app, flags.host, allowed, flags.api_key, page=chats is not None)
     serve(RequestLog(guarded), listening)
-    return chats.close if chats is not None else lambda: None
+    return chats.close if chats is not None else servers.close
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import IO
 
 _END = 2000  # bytes of stderr
 
@@ -23,7 +22,14 @@ def main() -> int:
         print(f"{sys.argv[2]}: {error.strerror}", file=sys.stderr)
         return 1
     assert server.stdout is not None and server.stderr is not None
-    errors = _Errors(server.stderr)
+    read, end = server.stderr.read1, bytearray()  # type: ignore[attr-defined]
+
+    def hear() -> None:
+        while part := read(_END):
+            end[:] = (end + part)[-_END:]
+
+    hearing = threading.Thread(target=hear, daemon=True)
+    hearing.start()
     while line := server.stdout.readline(limit + 1):
         if len(line) > limit:
             server.kill()
@@ -32,23 +38,9 @@ def main() -> int:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
     status = server.wait()
-    errors.join(1.0)
-    sys.stderr.buffer.write(errors.end)
+    hearing.join(1.0)
+    sys.stderr.buffer.write(end)
     return status
-
-
-class _Errors(threading.Thread):
-    """Reads stderr, and keeps its ``end``."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__(daemon=True)
-        self._stream = stream
-        self.end = b""
-        self.start()
-
-    def run(self) -> None:
-        while part := self._stream.read1(_END):  # type: ignore[attr-defined]
-            self.end = (self.end + part)[-_END:]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MCP servers: started when a chat uses them, asked for their tools, and ended with this process.
+"""MCP servers: started when a chat uses them, asked for what they have, ended with this process.
 
 All of it happens in a thread with an event loop of its own, so that nothing a server sends keeps
 others waiting. What a server says is never trusted: names are made safe, texts are cut.
@@ -13,11 +13,11 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from app.mcp import config
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from mcp import Client
 
 T = TypeVar("T")
+Kind = Literal["tools", "resources", "prompts"]
 START_SECONDS = 120.0  # npx downloads a server first
 CALL_SECONDS = 300.0
 END_SECONDS = 10.0
 MOST_LINE = 4_000_000  # bytes of a message of a server
-MOST_TOOLS = 64  # of a server; a model has to read them all
+MOST_OFFERS = 64  # of a kind; a model has to read all tools
 MOST_DESCRIPTION = 1000  # characters
-MOST_SCHEMA = 10_000  # characters of a tool's schema, as JSON
+MOST_SCHEMA = 10_000  # characters of a name and its schema, as JSON
 MOST_RESULT = 40_000  # characters
+MOST_READ = 900_000  # characters of a resource; a message has 1 MB of files
 MOST_NAME = 64  # characters
 LEAST_KEY = 6  # characters; shorter values are words such as true
 _RELAY = Path(__file__).with_name("relay.py")
@@ -43,11 +45,12 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True)
-class Tool:
-    """A tool of a server.
+class Offer:
+    """A tool, a resource or a prompt of a server.
 
-    name  as the model calls it: letters, digits, - and _
-    own   its name at the server
+    name    of a tool, as the model calls it: letters, digits, - and _; of others, as it is shown
+    own     its name at the server, or a resource's URI
+    schema  of the arguments
     """
 
     server: str
@@ -75,13 +78,15 @@ class State:
     """A server as it is shown.
 
     state  "off", "starting", "on" or "failed"
-    note   why it failed, or which of its tools are left out
+    note   why it failed, or what of its offers is left out
     """
 
     name: str
     state: str
     note: str = ""
-    tools: tuple[Tool, ...] = ()
+    tools: Sequence[Offer] = ()
+    resources: Sequence[Offer] = ()
+    prompts: Sequence[Offer] = ()
 
 
 class Servers:
@@ -101,37 +106,57 @@ class Servers:
             self._open[name].state if name in self._open else State(name, "off") for name in found
         ]
 
-    async def tools(self, names: Sequence[str]) -> list[Tool]:
+    async def tools(self, names: Sequence[str]) -> list[Offer]:
         """The tools of these servers, which are started. Raises ConfigError and ToolError."""
         opened = await asyncio.gather(*(self._do(self._connected(name)) for name in names))
         tools = [tool for one in opened for tool in one.state.tools]
         return list({tool.name: tool for tool in tools}.values())
 
     async def call(
-        self, tool: Tool, arguments: Mapping[str, Any], most: int = MOST_RESULT
+        self, server: str, tool: str, arguments: Mapping[str, Any], most: int = MOST_RESULT
     ) -> Result:
         """Call a tool. What went wrong is in the result, for the model to read, of which there are
         ``most`` characters."""
 
         async def called() -> Result:
-            connection = await self._connected(tool.server)
-            return await connection.call(tool.own, arguments, min(most, MOST_RESULT))
+            found = await (await self._connected(server)).ask("call_tool", tool, dict(arguments))
+            text = "\n".join([_text(block) for block in found.content])
+            if not text and found.structured_content is not None:
+                text = json.dumps(found.structured_content, ensure_ascii=False)
+            return Result(cut(text, min(most, MOST_RESULT)) or "(no output)", bool(found.is_error))
 
         try:
             return await self._do(called())
         except (ToolError, config.ConfigError) as error:
             return Result(str(error), is_error=True)
 
-    async def restart(self, name: str) -> State:
-        """Start a server again, such as one that failed."""
+    async def read(
+        self, server: str, kind: Kind, own: str, arguments: Mapping[str, str]
+    ) -> list[tuple[str, str]]:
+        """The texts of a resource or a prompt that the server offers, each with its name. Raises
+        ConfigError and ToolError."""
 
-        async def restarted() -> State:
-            before = self._open.pop(name, None)
-            if before is not None:
-                await before.close()
-            return (await self._connected(name)).state
+        async def found() -> list[tuple[str, str]]:
+            connection = await self._connected(server)
+            names = {one.own: one.name for one in getattr(connection.state, kind)}
+            if kind == "tools" or own not in names:
+                raise ToolError(f"{server} offers no {own[:80]!r} among its {kind}")
+            if kind == "resources":
+                parts = (await connection.ask("read_resource", own)).contents[:MOST_OFFERS]
+                most = MOST_READ
+            else:
+                given = {name: value for name, value in arguments.items() if value}
+                messages = (await connection.ask("get_prompt", own, given)).messages
+                parts, most = [one.content for one in messages], MOST_RESULT
+            return [(names[own], cut(_text(one), most // len(parts))) for one in parts]
 
-        return await self._do(restarted())
+        return await self._do(found())
+
+    async def restart(self, name: str) -> None:
+        """Start a server again, such as one that failed. Raises as ``tools`` does."""
+        if before := self._open.pop(name, None):
+            await self._do(before.close())
+        await self.tools([name])
 
     def close(self) -> None:
         """End all servers. Idempotent."""
@@ -211,21 +236,19 @@ class _Connection:
             self.state = State(self.name, "failed", note)
             raise ToolError(f"{self.name} cannot be used: {note}") from None
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], most: int) -> Result:
+    async def ask(self, method: str, *given: Any) -> Any:
+        """What a method of the client returns. Raises ToolError."""
         client = await self.open()
         try:
-            found = await client.call_tool(tool, dict(arguments))
+            found = await getattr(client, method)(*given)
         except Exception as error:  # of any kind: the server chooses what happens
             if _is_gone(error):
                 await self.close()
                 self.state = State(self.name, "failed", "it ended during a call")
                 raise ToolError(f"{self.name} ended during the call") from None
             raise ToolError(f"{self.name}: {self._without_keys(_reason(error))}") from None
-        text = "\n".join([_text(block) for block in found.content])
-        if not text and found.structured_content is not None:
-            text = json.dumps(found.structured_content, ensure_ascii=False)
         self._n_starts = 1  # it works
-        return Result(cut(text, most) or "(no output)", bool(found.is_error))
+        return found
 
     def _without_keys(self, text: str) -> str:
         """What a server says of a failure, without the values that only its file may have."""
@@ -247,42 +270,56 @@ class _Connection:
     async def _run(self, ready: asyncio.Future[Client]) -> None:
         """Keep the server open until ``close``."""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-            await self._keep_open(ready, errors)
-
-    async def _keep_open(self, ready: asyncio.Future[Client], errors: IO[str]) -> None:
-        try:
-            async with AsyncExitStack() as stack:
-                client = await _connect(self.server, errors, stack)
-                self.state = await self._listed(client)
-                ready.set_result(client)
-                await self._closing.wait()
-        except Exception as error:
-            reason = cut(self._without_keys(_end_of(errors) or _reason(error)), 500)
-            self._task, self.state = None, State(self.name, "failed", reason)
-            if not ready.done():
-                ready.set_exception(ToolError(f"{self.name} cannot be used: {reason}"))
-                ready.exception()  # nobody need ask
+            try:
+                async with AsyncExitStack() as stack:
+                    client = await _connect(self.server, errors, stack)
+                    self.state = await self._listed(client)
+                    ready.set_result(client)
+                    await self._closing.wait()
+            except Exception as error:
+                reason = cut(self._without_keys(_end_of(errors) or _reason(error)), 500)
+                self._task, self.state = None, State(self.name, "failed", reason)
+                if not ready.done():
+                    ready.set_exception(ToolError(f"{self.name} cannot be used: {reason}"))
+                    ready.exception()  # nobody need ask
 
     async def _listed(self, client: Client) -> State:
-        """The server with its tools, as far as they can be shown to a model."""
-        found: list[Tool] = []
-        left_out: list[str] = []
-        cursor = None
-        while len(found) < MOST_TOOLS:
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                schema = tool.input_schema
-                if len(json.dumps(schema)) > MOST_SCHEMA or len(found) == MOST_TOOLS:
-                    left_out.append(tool.name)
+        """The server with its offers, as far as they can be shown."""
+        offers: dict[str, Sequence[Offer]] = {}
+        notes = []
+        for kind in get_args(Kind):
+            if getattr(client.server_capabilities, kind) is None:
+                continue
+            try:
+                offers[kind], n_left_out = await self._some(client, kind)
+            except Exception as error:
+                if kind == "tools" or _is_gone(error):
+                    raise
+                n_left_out = "all"
+            if n_left_out:
+                notes.append(f"{n_left_out} of its {kind} are left out")
+        return State(self.name, "on", "; ".join(notes), **offers)
+
+    async def _some(self, client: Client, kind: Kind) -> tuple[list[Offer], int | str]:
+        """The first offers of a kind, and how many are left out."""
+        found: list[Offer] = []
+        n_left_out, cursor = 0, None
+        while len(found) < MOST_OFFERS:
+            page = await getattr(client, f"list_{kind}")(cursor=cursor)
+            for one in getattr(page, kind):
+                own, schema = getattr(one, "uri", one.name), _schema(one)
+                if len(own + json.dumps(schema)) > MOST_SCHEMA or len(found) == MOST_OFFERS:
+                    n_left_out += 1
                     continue
-                name = safe_name(self.name, tool.name, {one.name for one in found})
-                said = cut(tool.description or "", MOST_DESCRIPTION)
-                found.append(Tool(self.name, name, tool.name, said, schema))
+                name = (one.title or one.name)[:MOST_NAME]
+                if kind == "tools":
+                    name = safe_name(self.name, own, {one.name for one in found})
+                said = cut(one.description or "", MOST_DESCRIPTION)
+                found.append(Offer(self.name, name, own, said, schema))
             cursor = page.next_cursor
             if cursor is None:
-                break
-        note = f"{len(left_out) or 'some'} of its tools are left out" if left_out or cursor else ""
-        return State(self.name, "on", note, tuple(found))
+                return found, n_left_out
+        return found, n_left_out or "some"
 
 
 async def _connect(server: config.Server, errors: Any, stack: AsyncExitStack) -> Client:
@@ -311,28 +348,19 @@ def _http(server: config.Server) -> Any:
     """A client for a server at a URL, whose answers have a limit."""
     import httpx2
 
-    class Limited(httpx2.AsyncByteStream):
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            n = 0
-            async for part in self._stream:
-                n += len(part)
-                if n > MOST_LINE:
-                    raise httpx2.ReadError(f"it sent more than {MOST_LINE:,} bytes")
-                yield part
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
-
     class Transport(httpx2.AsyncHTTPTransport):
         async def handle_async_request(self, request: Any) -> Any:
             response = await super().handle_async_request(request)
             # A stream of events may be long; each of them has its own limit.
-            if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                response.stream = Limited(response.stream)
-            return response
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                return response
+            body = b""
+            async with aclosing(response):
+                async for part in response.aiter_raw():
+                    body += part
+                    if len(body) > MOST_LINE:
+                        raise httpx2.ReadError(f"it sent more than {MOST_LINE:,} bytes")
+            return httpx2.Response(response.status_code, headers=response.headers, content=body)
 
     timeout = httpx2.Timeout(START_SECONDS, read=CALL_SECONDS)
     return httpx2.AsyncClient(transport=Transport(), timeout=timeout, headers=server.headers)
@@ -348,6 +376,15 @@ def safe_name(server: str, tool: str, taken: Collection[str]) -> str:
     return name
 
 
+def _schema(offer: Any) -> Mapping[str, Any]:
+    """Of the arguments of a tool, or of a prompt; a resource has none."""
+    given = getattr(offer, "arguments", None) or ()
+    about = {one.name: {"description": one.description or ""} for one in given}
+    required = [one.name for one in given if one.required]
+    found: Mapping[str, Any] = getattr(offer, "input_schema", {})
+    return found or {"properties": about, "required": required}
+
+
 def cut(text: str, most: int = MOST_RESULT) -> str:
     """The beginning of a text that is too long, and a note."""
     if len(text) <= most:
@@ -357,15 +394,13 @@ def cut(text: str, most: int = MOST_RESULT) -> str:
 
 def _text(block: Any) -> str:
     """A part of a result as a model reads it: text, or what the part is."""
-    if block.type == "text":
-        return str(block.text)
-    if block.type == "resource_link":
+    type_, of = getattr(block, "type", "resource"), getattr(block, "resource", block)
+    if type_ == "resource_link":
         return f"[{block.name}: {block.uri}]"
-    of = block.resource if block.type == "resource" else block
     if isinstance(text := getattr(of, "text", None), str):
         return text
     size = len(getattr(of, "data", None) or getattr(of, "blob", None) or "") * 3 // 4
-    return f"[{block.type}, {of.mime_type or 'unknown type'}, {size:,} bytes: not shown]"
+    return f"[{type_}, {of.mime_type or 'unknown type'}, {size:,} bytes: not shown]"
 
 
 def _is_gone(error: Exception) -> bool:

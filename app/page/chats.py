@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -26,9 +25,9 @@ from app.page.settings import How, Settings, read_settings, varied
 from app.page.speeds import Speeds
 from app.page.status import StatusNews
 from app.page.titles import Titles
-from app.page.tools import Answer, Tools
+from app.page.tools import Answer, are_done, take
 from app.page.turns import reply_fields, turn_json, while_shown
-from app.store import Chat, Found, Imported, Store, StoreError, Turn, default_file
+from app.store import Chat, Found, Imported, Store, StoreError, Turn
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest
 from speculation.registry.entries import title_of
@@ -62,17 +61,15 @@ class Chats:
     kept  those on disk; incognito chats end with the server
     """
 
-    def __init__(self, backend: Backend, store: Store, mcp: Path | None = None) -> None:
-        """``store`` keeps the chats, and is closed with them; ``mcp`` names the servers of tools;
-        None: the user's."""
+    def __init__(self, backend: Backend, store: Store, servers: Servers) -> None:
+        """``store`` keeps the chats; it and the ``servers`` of tools are closed with them."""
         self.backend = backend
         self.kept = store
         self._fleeting = Store(":memory:", first_turn=FIRST_INCOGNITO)
         self.feed = Feed()
         self.speeds = Speeds(backend)
-        # Not beside another file of chats: it names commands, and who knows what else is there?
-        self.tools = Tools(Servers(mcp or default_file().with_name("mcp.json")))
-        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds, self.tools)
+        self.servers = servers
+        self.jobs = Jobs(backend, self.feed, self._tell_end, self.speeds, servers)
         self.races = Races(backend, self.feed)
         self._titles = Titles(backend)
         self.news, self.apart = StatusNews(backend, self.feed), Apart()
@@ -81,7 +78,7 @@ class Chats:
     def close(self) -> None:
         """Save what is running. Called at the server's end."""
         self.jobs.close()
-        self.tools.servers.close()
+        self.servers.close()
         self.kept.close()
         self._fleeting.close()
 
@@ -293,7 +290,7 @@ class Chats:
                 if call.tool in tools.get(call.server, (call.tool,)):
                     why = f"this chat no longer uses {call.tool} of {call.server}"
                     raise ApiError(f"{why}; choose it among the tools in the settings", 409)
-            self.tools.take(chat, call, answer)
+            await store.transaction(lambda store: take(store, chat, ask.owner, call, answer))
             job = Job(ask.owner, store, chat, turn, reply, Prompt((), ()), None)
             job.allowed = call if answer == "once" else None
             await while_shown(lambda: job.shown.update(reply, is_over=True))
@@ -344,7 +341,7 @@ class Chats:
             request = replace(self._request(chat, prompt, settings, ask), left_out=left_out)
             rounds = _rounds([one for one, _ in path[:-1]])
             reply.earlier = rounds[0] if rounds else ()
-            tools = {} if self.tools.are_done(rounds) else settings.tools
+            tools = {} if are_done(rounds) else settings.tools
             job = Job(owner, store, chat, turn, reply, prompt, request, tools)
             return job, path[-n_new:], store.chat(chat, owner)
 

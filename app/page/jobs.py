@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from app.api.errors import ApiError
 from app.api.log import Call, current_call
 from app.mcp.config import ConfigError
-from app.mcp.servers import ToolError
+from app.mcp.servers import Servers, ToolError
 from app.page import outcome, steps
 from app.page.feed import Feed
 from app.page.prompt import Prompt
 from app.page.reply import Reply, ToolCall
 from app.page.speeds import Speeds
-from app.page.tools import Chosen, Tools
+from app.page.tools import Chosen, chosen_tools, decide, make
 from app.page.turns import Shown, reply_fields, while_shown
 from app.store import NoSuchChat, Store, StoreError
 from app.store.records import State
@@ -150,10 +150,10 @@ class Jobs:
         feed: Feed,
         on_end: Callable[[Job], Awaitable[None]],
         speeds: Speeds,
-        tools: Tools,
+        servers: Servers,
     ) -> None:
         """``on_end`` is called when a reply has ended and is saved; ``speeds`` learn from it."""
-        self._tools = tools
+        self._servers = servers
         self._backend = backend
         self._feed = feed
         self._on_end = on_end
@@ -259,7 +259,7 @@ class Jobs:
         job.reply.notice = f"Starting the tools of {', '.join(job.tools)}"
         self._publish(job, {"set": job.head})
         try:
-            tools = await job.wait(self._tools.chosen(job.tools))
+            tools = await job.wait(chosen_tools(self._servers, job.tools))
         except (ConfigError, ToolError) as error:
             job.take(Failed(str(error)))
             return
@@ -272,16 +272,20 @@ class Jobs:
 
     async def _call(self, job: Job) -> None:
         """Make the calls that are allowed, one after the other."""
+        answers: Mapping[str, bool] = {}
+        if job.reply.calls:
+            with suppress(StoreError):
+                answers = await job.store.transaction(lambda s: s.answers(job.chat, job.owner))
         for call in job.reply.calls:
             if job.is_stopped or self._is_closed:
                 break
-            if not self._tools.decide(job.chat, call) and call is not job.allowed:
+            if not decide(call, answers) and call is not job.allowed:
                 continue
             call.state = "running"
             await self._save(job, "running")
             self._publish(job, {"set": job.fields("running")})
             try:
-                await job.wait(self._tools.call(call, job.reply))
+                await job.wait(make(self._servers, call, job.reply))
             except asyncio.CancelledError:
                 call.state = "stopped"
             except Exception as error:

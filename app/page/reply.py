@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from app.mcp.servers import Tool
+from app.mcp.servers import Offer
 from app.page.markdown import Marks
 from app.worker.messages import Done, Event, Failed, LeftOut, Opening, Prefill, Tokens, Waiting
 from speculation.chat.reasoning import LONGEST_MARK, ReasoningSpan, answer_of, find_reasoning
@@ -107,7 +107,7 @@ class Reply(Kept):
 
     text: str = ""
     notice: str = ""
-    tools: Sequence[Tool] = ()
+    tools: Sequence[Offer] = ()
     earlier: Sequence[ToolCall] = ()
     marks: Marks = field(default_factory=Marks)
     _thinks_since: float | None = None

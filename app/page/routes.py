@@ -21,8 +21,7 @@ from app.api.errors import ApiError, answer_errors
 from app.api.log import Call, current_call
 from app.api.replies import while_connected
 from app.api.service import memory_of
-from app.mcp.config import ConfigError
-from app.mcp.servers import ToolError
+from app.mcp.servers import Kind, ToolError
 from app.page import steps
 from app.page.apart import Apart, Unreadable
 from app.page.chats import LEAF, MOST_TURNS, Ask, Chats
@@ -43,7 +42,7 @@ router = APIRouter(prefix="/page", route_class=Limited, tags=["page"])
 
 
 def add_routes(app: FastAPI, chats: Chats, owners: Owners) -> None:
-    answer_errors(app, {StoreError: 507, NoSuchChat: 404, ConfigError: 400, RegistryError: 500})
+    answer_errors(app, {StoreError: 507, NoSuchChat: 404, RegistryError: 500})
     app.state.chats, app.state.owners = chats, owners
     app.include_router(router)
     # Its body may have as many values as it likes: another process reads it.
@@ -78,6 +77,7 @@ TurnId = Annotated[int, Field(ge=0, lt=2**53)]
 Text = Annotated[str, Body()]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Methods = Annotated[tuple[str, str], Body()]
+Arguments = Annotated[dict[str, str], Body()]
 Rounds = Annotated[int, Body(ge=1, le=20)]
 FromBody = Body(embed=True)
 
@@ -289,7 +289,7 @@ async def read_steps(owner: Owner, chats: Of, turn: TurnId) -> Response:
 
 @router.get("/tools", dependencies=[Trusted])
 async def list_servers(chats: Of) -> Response:
-    servers = chats.tools.servers
+    servers = chats.servers
     return as_json({"file": str(servers.path), "servers": list(map(asdict, servers.states()))})
 
 
@@ -298,12 +298,19 @@ async def start_server(
     chats: Of, server: str, again: Annotated[bool, FromBody] = False
 ) -> Response:
     """Start a server for its tools; or end and start it ``again``."""
-    servers = chats.tools.servers
+    servers = chats.servers
     if all(one.name != server for one in servers.states()):
         raise ApiError(f"there is no server {server[:40]!r} in {servers.path}", 404)
     with suppress(ToolError):  # its state tells
         await (servers.restart(server) if again else servers.tools([server]))
     return await list_servers(chats)
+
+
+@router.post("/tools/{server}/{kind}", dependencies=[Trusted])
+async def offer(chats: Of, server: str, kind: Kind, own: Text, arguments: Arguments) -> Response:
+    """The texts of a resource or a prompt."""
+    texts = await chats.servers.read(server, kind, own, arguments)
+    return as_json({"texts": [{"name": name, "text": text} for name, text in texts]})
 
 
 @router.post("/turns/{turn}/calls/{number}")
@@ -315,8 +322,7 @@ async def answer_call(
 
 @router.delete("/chats/{chat}/answers")
 async def ask_again(owner: Owner, chats: Of, chat: str) -> Response:
-    await chats.store_of(chat).transaction(lambda store: store.chat(chat, owner))
-    chats.tools.ask_again(chat)
+    await chats.store_of(chat).transaction(lambda store: store.answers(chat, owner, {}))
     return as_json({})
 
 

@@ -18,17 +18,5 @@ from app.store.records import (
 )
 from app.store.store import Store, default_file
 
-__all__ = [
-    "Chat",
-    "Found",
-    "Hit",
-    "Imported",
-    "InUse",
-    "NoSuchChat",
-    "Preset",
-    "Store",
-    "StoreError",
-    "Turn",
-    "UnreadableExport",
-    "default_file",
-]
+__all__ = ["Chat", "Found", "Hit", "Imported", "InUse", "NoSuchChat", "Preset", "Store"]
+__all__ += ["StoreError", "Turn", "UnreadableExport", "default_file"]

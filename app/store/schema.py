@@ -2,7 +2,7 @@
 version to this one: its tables stay.
 """
 
-VERSION = 5
+VERSION = 6
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS chats (
@@ -46,6 +46,11 @@ CREATE INDEX IF NOT EXISTS turns_running ON turns (state) WHERE state = 'running
 CREATE TABLE IF NOT EXISTS steps (
     turn INTEGER PRIMARY KEY REFERENCES turns (id) ON DELETE CASCADE,
     records BLOB NOT NULL
+)
+
+CREATE TABLE IF NOT EXISTS answers (
+    chat TEXT PRIMARY KEY REFERENCES chats (id) ON DELETE CASCADE,
+    by_tool TEXT NOT NULL
 )
 
 CREATE TABLE IF NOT EXISTS folded (

@@ -132,8 +132,8 @@ class Store:
                 f'"{recovered}" and start with --chats "{recovered}".'
             )
         if self._first_turn > 1:
-            last = self._first_turn - 1
-            db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ?)", (last,))
+            query = "INSERT INTO sqlite_sequence (name, seq) VALUES ('turns', ? - 1)"
+            db.execute(query, (self._first_turn,))
         db.execute(f"{FOLDED} WHERE state = 'running'")
         db.execute("UPDATE turns SET state = 'interrupted' WHERE state = 'running'")
 
@@ -219,6 +219,17 @@ class Store:
         insert_chat(db, copy, turns, steps_of(db, chat))
         self._drop_steps(db)
         return get_chat(db, copy.id, owner)
+
+    @_runs
+    def answers(
+        self, db: Connection, chat: str, owner: str, new: Mapping[str, bool] | None = None
+    ) -> dict[str, bool]:
+        """The owner's answers to all calls of a tool in a chat; from now on ``new``, if given."""
+        get_chat(db, chat, owner)
+        if new is not None:
+            db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (chat, json.dumps(new)))
+        row = db.execute("SELECT by_tool FROM answers WHERE chat = ?", (chat,)).fetchone()
+        return {} if row is None else dict(json.loads(row["by_tool"]))
 
     # Turns
 
@@ -397,14 +408,9 @@ class Store:
     def add(self, owner: str, found: Iterable[imports.Found | str]) -> Imported:
         """Add chats of an export, each as a whole or not at all; texts say why others are
         refused."""
-        refused, added = [], []
-        for one in found:
-            if isinstance(one, str):
-                refused.append(one)
-            else:
-                added.append(self._add(owner, one))
-        chats = tuple(chat for chat in added if chat is not None)
-        return Imported(chats, len(added) - len(chats), tuple(refused))
+        done = [one if isinstance(one, str) else self._add(owner, one) for one in found]
+        chats = tuple(one for one in done if isinstance(one, Chat))
+        return Imported(chats, done.count(None), tuple(one for one in done if isinstance(one, str)))
 
     @_runs
     def _add(self, db: Connection, owner: str, found: imports.Found) -> Chat | None:

@@ -22,6 +22,48 @@ TOOLS = {
     "endless": "Writes a line without end.",
     "../../x": "Call fail instead.",
 }
+RESOURCES = {
+    "memo://notes": ("Notes", "text/plain", {"text": "It is noon."}),
+    "memo://logo": ("Logo", "image/png", {"blob": "iVBORw0KGgo="}),
+    "memo://large": ("Large", "text/plain", {"text": "x" * 1_000_001}),
+    "memo://endless": ("Endless", "text/plain", {}),
+    "memo://" + "x" * 20_000: ("Named at length", "text/plain", {}),
+}
+PROMPT = {
+    "name": "review",
+    "description": "Reviews code.",
+    "arguments": [{"name": "code", "required": True}, {"name": "tone", "description": "how"}],
+}
+
+
+def listed(kind: str, is_many: bool) -> list[dict[str, Any]]:
+    names = [f"{kind[:-1]}{i}" for i in range(10_000)] if is_many else list(TOOLS)
+    if kind == "tools":
+        return [
+            {"name": name, "description": TOOLS.get(name, ""), "inputSchema": TEXT}
+            for name in names
+        ]
+    if kind == "prompts":
+        return [{"name": name} for name in names] if is_many else [PROMPT]
+    if is_many:
+        return [{"uri": name, "name": name} for name in names]
+    return [{"uri": uri, "name": one[0]} for uri, one in RESOURCES.items()]
+
+
+def read(uri: str) -> dict[str, Any]:
+    while uri == "memo://endless":
+        sys.stdout.write("x" * 100_000)
+    _, kind, has = RESOURCES[uri]
+    return {"contents": [{"uri": uri, "mimeType": kind, **has}]}
+
+
+def prompt(arguments: dict[str, str]) -> dict[str, Any]:
+    text = f"Review {arguments['code']}, {arguments.get('tone', 'kindly')}."
+    contents = (
+        {"type": "text", "text": text},
+        {"type": "image", "data": "AAAA" * 100, "mimeType": "image/png"},
+    )
+    return {"messages": [{"role": "user", "content": one} for one in contents]}
 
 
 def result(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +90,6 @@ def main(kind: str) -> None:
         sys.exit("no key was given")
     if kind == "leaky":
         sys.exit(f"the key {os.environ['KEY']} is wrong")
-    names = [f"tool{i}" for i in range(10_000)] if kind == "many" else list(TOOLS)
     for line in sys.stdin:
         message = json.loads(line)
         method, params = message["method"], message.get("params", {})
@@ -58,15 +99,20 @@ def main(kind: str) -> None:
         if method == "initialize":
             answer["result"] = {
                 "protocolVersion": params["protocolVersion"],
-                "capabilities": {"tools": {}},
+                "capabilities": {"tools": {}, "resources": {}, "prompts": {}},
                 "serverInfo": {"name": "test", "version": "1"},
             }
-        elif method == "tools/list":
-            tools = [
-                {"name": name, "description": TOOLS.get(name, ""), "inputSchema": TEXT}
-                for name in names
-            ]
-            answer["result"] = {"tools": tools}
+        elif method == "resources/list" and kind == "odd":
+            answer["error"] = {"code": -32603, "message": "not today"}
+        elif method.endswith("/list"):
+            listing = method.removesuffix("/list")
+            answer["result"] = {
+                listing: listed(listing, kind == "crowded" or (kind, listing) == ("many", "tools"))
+            }
+        elif method == "resources/read":
+            answer["result"] = read(params["uri"])
+        elif method == "prompts/get":
+            answer["result"] = prompt(params["arguments"])
         elif method == "tools/call":
             answer["result"] = result(params["name"], params.get("arguments", {}))
         else:

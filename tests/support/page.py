@@ -18,6 +18,8 @@ from app.api import chat
 from app.api.errors import handle_errors
 from app.api.log import RequestLog
 from app.api.service import Service
+from app.mcp.routes import add_route
+from app.mcp.servers import Servers
 from app.page import models
 from app.page.chats import Chats
 from app.page.owners import Owners
@@ -41,10 +43,12 @@ def served(
     is_one: bool = True,
 ) -> Iterator[Site]:
     """Serve the page's routes."""
-    chats = Chats(backend, Store(file), file.with_name("mcp.json"))
+    servers = Servers(file.with_name("mcp.json"))
+    chats = Chats(backend, Store(file), servers)
     app = FastAPI()
     handle_errors(app)
     add_routes(app, chats, Owners(is_one=is_one))
+    add_route(app, servers, is_one=is_one)
     models.add_routes(app, chats, ModelSpec("m.gguf"))
     listening = hosts.bind("127.0.0.1", None)
     app.include_router(chat.router)
@@ -78,7 +82,7 @@ class Page:
 
     def __init__(self, address: str, backend: Any, **headers: str) -> None:
         self.backend = backend
-        self.client = httpx.Client(base_url=address, headers=headers, timeout=30)
+        self.client = httpx.Client(base_url=address, headers=headers, timeout=120)
 
     def ask(self, method: str, path: str, status: int = 200, **body: Any) -> Any:
         answer = self.client.request(method, path, json=body if body else None)

@@ -7,9 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import app.site
 from app.hosts import address, bind
-from app.page import chats
-from app.site import serve_site
 from app.start import parse_flags
 from app.store import Store
 from app.worker.events import Events
@@ -32,8 +31,8 @@ class Caller(FakeBackend):
 def main(folder: Path) -> None:
     listening, backend = bind("127.0.0.1", None), Caller()
     flags, file = parse_flags(["--no-browser"]), folder / "chats.db"
-    chats.default_file = lambda: file  # type: ignore[attr-defined]
-    serve_site(listening, backend, flags, Store(file), method="auto", is_one=True)
+    app.site.default_file = lambda: file  # type: ignore[attr-defined]
+    app.site.serve_site(listening, backend, flags, Store(file), method="auto", is_one=True)
     print(address("127.0.0.1", listening), flush=True)
     while True:
         time.sleep(3600)

@@ -158,10 +158,7 @@ export function leaveList() {
 
 export function startChats() {
   $("#new").onclick = () => newChat();
-  $("#close-chats").onclick = () => {
-    leaveList();
-    $("#show-chats").focus();
-  };
+  $("#close-chats").onclick = () => (leaveList(), $("#show-chats").focus());
   $("#incognito").onclick = ({ currentTarget }) => {
     newChat(!isIncognito);
     currentTarget.ariaPressed = String(isIncognito);

@@ -70,7 +70,7 @@ export const stopReply = tried(async () => {
 });
 
 // Fills the box.
-export function compose(text, files) {
+export function compose(text, files = attached) {
   box().value = text;
   fitBox();
   attached = files;
@@ -150,7 +150,7 @@ async function readFile(file) {
 }
 
 // Files lead if there is no text yet.
-async function addFiles(files) {
+export async function addFiles(files) {
   const refused = [];
   const leads = !box().value.trim();
   for (const file of files) {
@@ -170,14 +170,8 @@ async function addFiles(files) {
 
 export function startComposer() {
   const form = $("#composer");
-  form.onsubmit = (event) => {
-    event.preventDefault();
-    send();
-  };
-  $("#stop").onclick = () => {
-    stopReply();
-    box().focus();
-  };
+  form.onsubmit = send;
+  $("#stop").onclick = () => (stopReply(), box().focus());
   let typing = 0;
   window.addEventListener("pagehide", keepDraft);
   box().oninput = () => {

@@ -4,9 +4,7 @@ import {
   $, $$, askWhether, button, h, inSize, notify, openDialog, plain, render, selectOf, setText, tried,
 } from "./dom.js";
 import { api, listeners } from "./api.js";
-import {
-  NEEDS, askedFor, changeSettings, dismissError, loadError, progressOf, server, titleOf,
-} from "./settings.js";
+import { NEEDS, askedFor, changeSettings, dismissError, loadError, progressOf, server, titleOf } from "./settings.js";
 import { openRace } from "./race.js";
 
 let modelList = null; // as GET page/models says, while the dialog is open
@@ -88,10 +86,7 @@ async function takeFields(dialog) {
 
 function lineForm(label, placeholder, verb, action) {
   const line = h("input", { "aria-label": label, placeholder });
-  const onsubmit = (event) => {
-    event.preventDefault();
-    if (line.value.trim()) tried(action)(line.value);
-  };
+  const onsubmit = () => line.value.trim() && tried(action)(line.value);
   return h("form", { onsubmit }, line, h("button.plain", verb));
 }
 

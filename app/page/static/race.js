@@ -25,8 +25,7 @@ export function openRace({ turn = null, prompt = "", start = false, method = set
   const dialog = openDialog("Race", "race", form, h("p.quiet", note, count), stage);
   const opened = (race = { note, count, stage, error: $(".error", dialog), go });
   const stop = () => api("DELETE", `/races/${opened.id}`);
-  form.onsubmit = tried(async (event) => {
-    event.preventDefault();
+  form.onsubmit = tried(async () => {
     if (opened.early) return; // it is about to start
     if (opened.id) return stop();
     cancelAnimationFrame(opened.frame);

@@ -9,9 +9,7 @@ import {
 import { findDraft, openModels, refreshModels, showModels, takeLoad } from "./models.js";
 import { readChats, startChats } from "./chats.js";
 import { followAddress, newChat, readChat, showTurns, startTranscript } from "./transcript.js";
-import {
-  bytesOf, compose, focusBox, restoreDraft, runningTurn, send, startComposer, stopReply,
-} from "./composer.js";
+import { bytesOf, compose, focusBox, restoreDraft, runningTurn, send, startComposer, stopReply } from "./composer.js";
 import { startReplay } from "./replay.js";
 import { openRace } from "./race.js";
 import { openTools } from "./tools.js";
@@ -111,10 +109,7 @@ async function start() {
   isStarting = true;
   useTheme(memory.get("theme"));
   $(".gradio-container").prepend($(".skip")); // the first stop of Tab
-  $(".skip").onclick = (event) => {
-    event.preventDefault(); // the address is the chat's
-    $("#box").focus();
-  };
+  $(".skip").onclick = (event) => (event.preventDefault(), $("#box").focus()); // the address is the chat's
   startChats();
   startTranscript();
   startComposer();
@@ -136,4 +131,6 @@ async function start() {
   document.documentElement.dataset.ready = "";
 }
 document.addEventListener("part", start);
+// Forms do what their handlers say. Those of dialogs close them, too.
+document.addEventListener("submit", (event) => event.target.method === "dialog" || event.preventDefault());
 start();

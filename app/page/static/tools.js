@@ -2,9 +2,10 @@
 //
 // What servers and models say is text, never HTML.
 
-import { button, h, notify, openDialog, render, tried } from "./dom.js";
+import { $, h, notify, openDialog, plain, render, tried } from "./dom.js";
 import { api } from "./api.js";
-import { changeSettings, settings } from "./settings.js";
+import { addFiles, compose } from "./composer.js";
+import { changeSettings, closeDrawer, settings } from "./settings.js";
 import { chat } from "./transcript.js";
 
 const STATES = {
@@ -22,59 +23,77 @@ const ANSWERS = { once: "Allow once", always: "Always in this chat", never: "Nev
 export function callOf({ name, server, tool, arguments: given, state, result, is_error, waits }, n) {
   const told = is_error ? "failed" : (STATES[state] ?? "");
   const answers = Object.entries(ANSWERS).map(([answer, label]) =>
-    button(label, null, { class: "plain", "data-action": "answer", "data-answer": answer, "data-n": n }),
+    plain(label, null, { "data-action": "answer", "data-answer": answer, "data-n": n }),
   );
   return h(
-    "li",
-    { class: state },
-    h("p", {}, h("b", {}, tool || name), server ? ` of ${server} ` : " ", h("span", {}, told)),
+    `li.${state}`,
+    h("p", h("b", tool || name), server ? ` of ${server} ` : " ", h("span", told)),
     h("pre", { dir: "auto" }, given),
-    h("div", { class: "row answers", hidden: !waits }, ...answers),
-    h("details", { hidden: !result }, h("summary", {}, "Result"), h("pre", { dir: "auto" }, result)),
+    h("div.row.answers", { hidden: !waits }, ...answers),
+    h("details", { hidden: !result }, h("summary", "Result"), h("pre", { dir: "auto" }, result)),
   );
 }
 
 export const openTools = tried(async () => {
   const box = h("div", { "aria-live": "polite" });
-  const error = h("p", { class: "error", role: "alert", hidden: true });
-  const show = ({ servers, file }) => {
+  const ask = tried(async (...given) => {
+    const { servers, file } = await api(...given);
     const about = `Servers of tools are named in ${file}. Each call waits for your answer.`;
-    render(box, ...servers.map(serverOf), h("p", { class: "quiet" }, about));
-  };
-  const ask = (method, ...given) => tried(async () => show(await api(method, ...given)), () => error)();
+    render(box, ...servers.map(serverOf), h("p.quiet", about));
+  });
 
-  function serverOf({ name, state, note, tools }) {
-    const without = settings.tools?.[name];
-    const choose = async ({ target }) => {
-      const { [name]: _, ...others } = settings.tools ?? {};
-      changeSettings({ tools: target.checked ? { ...others, [name]: [] } : others });
-      await ask(...(target.checked ? ["POST", `/tools/${name}`, { again: false }] : ["GET", "/tools"]));
-    };
-    const toolOf = ({ own, description }) => {
-      const chooseTool = ({ target }) => {
-        const left = settings.tools[name].filter((one) => one !== own);
-        changeSettings({ tools: { ...settings.tools, [name]: target.checked ? left : [...left, own] } });
-      };
-      const check = { type: "checkbox", checked: !without.includes(own), onchange: chooseTool };
-      return h("li", { class: "tool" }, h("label", {}, h("input", check), h("span", {}, h("b", {}, own), ` ${description}`)));
-    };
-    const restart = () => ask("POST", `/tools/${name}`, { again: true });
-    const check = h("input", { type: "checkbox", checked: !!without, onchange: choose });
-    const title = h("label", {}, check, h("b", {}, name), h("span", { class: "quiet" }, state));
+  function serverOf({ name, state, note, tools, resources, prompts }) {
+    const start = (again) => ask("POST", `/tools/${name}`, { again });
+    const forms = [...resources.map(formOf("resources", "Attach")), ...prompts.map(formOf("prompts", "Insert"))];
+    const choose = (uses) => (leaveOut(name, uses && []), uses ? start(false) : ask("GET", "/tools"));
+    const title = checkOf(!!leftOut(name), choose, h("b", name), h("span.quiet", state));
     return h(
-      "section",
-      { class: "server", "aria-label": name },
-      h("div", { class: "row" }, title, state !== "off" && button("Restart", restart, { class: "plain" })),
-      note && h("p", { class: "notice" }, note),
-      without && h("ul", {}, ...tools.map(toolOf)),
+      "section.server",
+      { "aria-label": name },
+      h("div.row", title, state !== "off" && plain("Restart", () => start(true))),
+      note && h("p.notice", note),
+      leftOut(name) && h("ul", ...tools.map(toolOf)),
+      forms.length > 0 && h("details", h("summary", "Resources and prompts"), h("ul", ...forms)),
     );
   }
 
-  const forget = async () => {
+  // A resource to attach, or a prompt to insert, which asks for its arguments.
+  const formOf = (kind, label) => ({ server, name, own, description, schema: { properties, required } }) => {
+    const onsubmit = tried(async ({ target }) => {
+      const given = Object.fromEntries(new FormData(target));
+      const { texts } = await api("POST", `/tools/${server}/${kind}`, { own, arguments: given });
+      dialog.close();
+      closeDrawer();
+      if (kind === "resources") return addFiles(texts.map((one) => new File([one.text], one.name)));
+      compose([$("#box").value, ...texts.map((one) => one.text)].filter(Boolean).join("\n\n"));
+      $("#box").focus();
+    });
+    const fields = Object.keys(properties).map((one) =>
+      h("input", { name: one, "aria-label": one, placeholder: one, required: required.includes(one) }),
+    );
+    const submit = h("button.plain", { "aria-label": `${label} ${name}` }, label);
+    return h("li.tool", h("form", { onsubmit }, h("p", h("b", name), ` ${description}`), ...fields, submit));
+  };
+
+  const forget = tried(async () => {
     await api("DELETE", `/chats/${chat.id}/answers`);
     notify("Each call of this chat is asked for again");
-  };
-  const again = button("Ask again for each call", tried(forget, () => error), { class: "plain", hidden: !chat });
-  openDialog("Tools", "wide", box, error, again);
+  });
+  const dialog = openDialog("Tools", "wide", box, plain("Ask again for each call", forget, { hidden: !chat }));
   await ask("GET", "/tools");
 });
+
+// The tools of a server that the chat does not use; nothing if it does not use the server.
+const leftOut = (server) => settings.tools?.[server];
+function leaveOut(server, tools) {
+  const { [server]: _, ...others } = settings.tools ?? {};
+  changeSettings({ tools: tools ? { ...others, [server]: tools } : others });
+}
+
+function toolOf({ server, own, description }) {
+  const choose = (uses) => leaveOut(server, [...leftOut(server).filter((one) => one !== own), ...(uses ? [] : [own])]);
+  return h("li.tool", checkOf(!leftOut(server).includes(own), choose, h("span", h("b", own), ` ${description}`)));
+}
+
+const checkOf = (checked, choose, ...label) =>
+  h("label", h("input", { type: "checkbox", checked, onchange: ({ target }) => choose(target.checked) }), ...label);

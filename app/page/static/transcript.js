@@ -343,10 +343,7 @@ export function editTurn(turn) {
     await api("POST", `/turns/${id}/edit`, { text: area.value, settings });
     onreset();
   };
-  const onsubmit = (event) => {
-    event.preventDefault();
-    tried(save, () => error)();
-  };
+  const onsubmit = tried(save, () => error);
   const onkeydown = (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();

@@ -51,6 +51,31 @@ def test_a_tool_is_chosen_and_a_call_allowed_and_answered(context: Any, tmp_path
         page.click(f"{LAST} button:text-is('Always in this chat')")
         page.wait_for_selector("#turns > :nth-child(6) .answer:has-text('It says')")
         chat.ask("and again", 9)
+        page.click("#show-settings")
+        page.click("#tools")
+        page.click(".server[aria-label='test'] summary")
+        page.click("button[aria-label='Attach Notes']")
+        page.wait_for_selector("#files li:has-text('Notes11 B')")
+        page.wait_for_selector("#right:not(.open)", state="attached")
+        page.fill("#box", "First this.")
+        page.click("#show-settings")
+        page.click("#tools")
+        page.click(".server[aria-label='test'] summary")
+        page.click("button[aria-label='Attach Large']")
+        page.wait_for_selector("#files li:has-text('Large900 kB')")
+        page.click("#show-settings")
+        page.click("#tools")
+        page.click(".server[aria-label='test'] summary")
+        page.click("button[aria-label='Insert review']")  # an argument is missing
+        assert page.evaluate("document.activeElement.name") == "code"
+        page.fill("input[aria-label='code']", "<b>")
+        page.press("input[aria-label='code']", "Enter")
+        page.wait_for_selector("dialog", state="detached")
+        image = "[image, image/png, 300 bytes: not shown]"
+        assert page.input_value("#box") == f"First this.\n\nReview <b>, kindly.\n\n{image}"
+        assert chat.focused() == "box"
+        page.press("#box", "Enter")
+        page.wait_for_selector("#turns > :nth-child(10) .files li >> nth=1")
         chat.new_chat()
         assert page.text_content("#tools") == "Tools"
         assert chat.errors == []

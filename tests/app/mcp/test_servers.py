@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.mcp.config import ConfigError, read
-from app.mcp.servers import Result, Servers, Tool, ToolError, safe_name
+from app.mcp.servers import Offer, Result, Servers, ToolError, safe_name
 from tests.support.paths import ROOT
 from tools.compare import free_port
 
@@ -43,7 +43,7 @@ def run(path: Path, work: Callable[[Servers], Any]) -> Any:
     return asyncio.run(done())
 
 
-async def by_name(servers: Servers, name: str = "test") -> dict[str, Tool]:
+async def by_name(servers: Servers, name: str = "test") -> dict[str, Offer]:
     return {tool.own: tool for tool in await servers.tools([name])}
 
 
@@ -56,10 +56,10 @@ def test_tools_have_names_that_models_can_write_and_results_are_text(tmp_path: P
         assert tools["echo"].schema["required"] == ["text"]
         assert [(one.name, one.state) for one in servers.states()] == [("test", "on")]
         results = [
-            await servers.call(tools[name], {"text": "héllo"})
+            await servers.call("test", name, {"text": "héllo"})
             for name in ("echo", "env", "image", "fail", "../../x", "garbage")
         ]
-        long = await servers.call(tools["long"], {})
+        long = await servers.call("test", "long", {})
         assert long.text.endswith("\n[cut: 110,000 of 150,000 characters are left out]")
         return results
 
@@ -77,9 +77,8 @@ def test_tools_have_names_that_models_can_write_and_results_are_text(tmp_path: P
 
 def test_a_server_that_ends_is_started_again_once(tmp_path: Path) -> None:
     async def work(servers: Servers) -> list[str]:
-        tools = await by_name(servers)
         names = ("exit", "echo", "endless", "echo", "exit", "exit", "echo")
-        return [(await servers.call(tools[name], {"text": "here"})).text for name in names]
+        return [(await servers.call("test", name, {"text": "here"})).text for name in names]
 
     found = run(written(tmp_path / "mcp.json", test=server()), work)
     ended, again = "test ended during the call", "here"
@@ -89,10 +88,8 @@ def test_a_server_that_ends_is_started_again_once(tmp_path: Path) -> None:
 
 def test_a_call_that_hangs_keeps_nobody_waiting_and_can_be_stopped(tmp_path: Path) -> None:
     async def work(servers: Servers) -> None:
-        tools = await by_name(servers)
-        other = await by_name(servers, "other")
-        hanging = asyncio.create_task(servers.call(tools["hang"], {}))
-        assert await servers.call(other["echo"], {"text": "at once"}) == Result("at once")
+        hanging = asyncio.create_task(servers.call("test", "hang", {}))
+        assert await servers.call("other", "echo", {"text": "at once"}) == Result("at once")
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hanging
@@ -109,17 +106,79 @@ def test_a_server_that_cannot_be_used_says_why(tmp_path: Path) -> None:
             found.append(str(refused.value))
         many = await servers.tools(["many"])
         assert (len(many), many[63].name) == (64, "many__tool63")
-        assert servers.states()[2].note == "9936 of its tools are left out"
+        state = servers.states()[2]
+        assert [len(some) for some in (state.tools, state.resources, state.prompts)] == [64] * 3
+        assert servers.states()[2].note == (
+            "9936 of its tools are left out; 9936 of its resources are left out; "
+            "9936 of its prompts are left out"
+        )
         return found
 
     path = tmp_path / "mcp.json"
     written(
-        path, broken=server("broken"), missing={"command": "no-such-program"}, many=server("many")
+        path,
+        broken=server("broken"),
+        missing={"command": "no-such-program"},
+        many=server("crowded"),
     )
     assert run(path, work) == [
         "broken cannot be used: no key was given",
         "missing cannot be used: no-such-program: No such file or directory",
         f"there is no server 'unknown' in {path}",
+    ]
+
+
+def test_resources_and_prompts_are_read_if_the_server_offers_them(tmp_path: Path) -> None:
+    async def work(servers: Servers) -> list[Any]:
+        await servers.tools(["test", "odd"])
+        odd, state = servers.states()
+        assert (odd.state, odd.note) == ("on", "all of its resources are left out")
+        assert state.note == "1 of its resources are left out"  # its URI is too long
+        assert state.prompts == [
+            Offer(
+                *("test", "review", "review", "Reviews code."),
+                {
+                    "properties": {"code": {"description": ""}, "tone": {"description": "how"}},
+                    "required": ["code"],
+                },
+            )
+        ]
+        refused = []
+        for kind, own in (
+            ("resources", "memo://endless"),
+            ("resources", "file:///etc/passwd"),
+            ("tools", "echo"),
+            ("prompts", "none"),
+        ):
+            with pytest.raises(ToolError) as error:
+                await servers.read("test", kind, own, {})  # type: ignore[arg-type]
+            refused.append(str(error.value))
+        return [
+            await servers.read("test", "resources", "memo://notes", {}),
+            await servers.read("test", "resources", "memo://logo", {}),
+            [
+                (n, t[899_999:])
+                for n, t in await servers.read("test", "resources", "memo://large", {})
+            ],
+            await servers.read("test", "prompts", "review", {"code": "x = 1"}),
+            refused,
+        ]
+
+    path = written(tmp_path / "mcp.json", odd=server("odd"), test=server())
+    assert run(path, work) == [
+        [("Notes", "It is noon.")],
+        [("Logo", "[resource, image/png, 9 bytes: not shown]")],
+        [("Large", "x\n[cut: 100,001 of 1,000,001 characters are left out]")],
+        [
+            ("review", "Review x = 1, kindly."),
+            ("review", "[image, image/png, 300 bytes: not shown]"),
+        ],
+        [
+            "test ended during the call",
+            "test offers no 'file:///etc/passwd' among its resources",
+            "test offers no 'echo' among its tools",
+            "test offers no 'none' among its prompts",
+        ],
     ]
 
 
@@ -149,8 +208,7 @@ def test_a_server_at_a_url_has_the_same_limit(tmp_path: Path) -> None:
                 await servers.restart("test")
                 break
             await asyncio.sleep(0.1)
-        tools = await by_name(servers)
-        return [await servers.call(tools[name], {"text": "hi"}) for name in ("echo", "big", "echo")]
+        return [await servers.call("test", one, {"text": "hi"}) for one in ("echo", "big", "echo")]
 
     path = written(tmp_path / "mcp.json", test={"url": f"http://127.0.0.1:{port}/mcp"})
     with subprocess.Popen([sys.executable, "-c", HTTP, str(port)]) as program:
@@ -166,10 +224,9 @@ def test_a_changed_file_starts_the_server_anew(tmp_path: Path) -> None:
     path = written(tmp_path / "mcp.json", test=server(env={"KEY": "one"}))
 
     async def work(servers: Servers) -> list[str]:
-        tools = await by_name(servers)
-        found = [(await servers.call(tools["env"], {})).text]
+        found = [(await servers.call("test", "env", {})).text]
         written(path, test=server(env={"KEY": "two"}))
-        return [*found, (await servers.call(tools["env"], {})).text]
+        return [*found, (await servers.call("test", "env", {})).text]
 
     assert run(path, work) == ["one", "two"]
 

@@ -52,6 +52,10 @@ def answer(page: Page, turn: Json, given: str, number: int = 0, status: int = 20
     return page.post(f"turns/{turn['id']}/calls/{number}", status, answer=given)
 
 
+def endpoint(page: Page) -> str:
+    return str(page.client.base_url.join("/v1/tools"))
+
+
 def calls(turn: Json) -> list[tuple[str, str]]:
     return [(one["state"], one["result"]) for one in turn["calls"]]
 
@@ -143,6 +147,77 @@ def test_an_answer_for_all_calls_holds_for_one_tool_of_one_chat(
     page.until(chat, lambda turn: turn["text"] == "Done.")
     page.ask("DELETE", f"chats/{chat}/answers")
     assert calls(asked(page, backend, chat, call("test__echo", text="x"))) == [("asked", "")]
+
+
+def test_answers_are_kept_with_the_chat_but_not_with_its_copies(tmp_path: Path) -> None:
+    backend, file = Written(), tmp_path / "chats.db"
+    with served(backend, file) as site:
+        page = site.page()
+        chat = page.new_chat(settings=SETTINGS)
+        turn = asked(page, backend, chat, call("test__echo", text="1"), call("test__fail"))
+        answer(page, turn, "always")
+        page.until(chat, lambda now: calls(now)[0] == ("done", "1") and now["state"] == "done")
+        answer(page, turn, "never", 1)
+        page.until(chat, after(page, turn))
+        page.until(chat, lambda _: len(backend.replies) == 2)
+        write(backend, "Done.")
+        page.until(chat, lambda turn: turn["text"] == "Done.")
+    with served(backend, file) as site:
+        page = site.page()
+        last = page.turns(chat)[-1]["id"]
+        exported = page.client.get(f"chats/{chat}/export").text
+        page.ask("DELETE", f"chats/{chat}")
+        [added] = page.post("import", **json.loads(exported.replace("do it", "it")))["chats"]
+        page.post(f"chats/{chat}/restore")
+        copy = page.post(f"chats/{chat}/duplicate", turn=last)["id"]
+        for other in (copy, added["id"]):
+            assert calls(asked(page, backend, other, call("test__echo", text="2"))) == [
+                ("asked", "")
+            ]
+        n = len(backend.replies)
+        page.post(f"chats/{chat}/messages", text="do it")
+        page.until(chat, lambda _: len(backend.replies) > n)
+        write(backend, call("test__echo", text="2"), call("test__fail", text="2"))
+        page.until(chat, lambda _: len(backend.replies) == n + 2)
+        assert calls(page.turns(chat)[-2]) == [("done", "2"), ("denied", "")]
+
+
+def test_resources_and_prompts_are_read_and_the_endpoint_lists_all_tools(
+    page: Page, tmp_path: Path
+) -> None:
+    offer(tmp_path, test="", broken="broken")
+    notes = page.post("tools/test/resources", own="memo://notes", arguments={})
+    assert notes == {"texts": [{"name": "Notes", "text": "It is noon."}]}
+    prompt, _ = page.post("tools/test/prompts", own="review", arguments={"code": "x"})["texts"]
+    assert prompt == {"name": "review", "text": "Review x, kindly."}
+    refused = page.post("tools/test/resources", 400, own="file:///etc/passwd", arguments={})
+    told = "test offers no 'file:///etc/passwd' among its resources"
+    assert refused["error"]["message"] == told
+    page.post("tools/test/files", 400, own="memo://notes", arguments={})
+
+    page.post("tools/test", again=True)
+    found = page.get(endpoint(page))
+    assert found["servers"] == [
+        {"name": "test", "state": "on", "note": "1 of its resources are left out"},
+        {"name": "broken", "state": "failed", "note": "no key was given"},
+    ]
+    assert len(found["data"]) == 11
+    assert found["data"][0] == {
+        "type": "function",
+        "function": {
+            "name": "test__echo",
+            "description": "Says the text.",
+            "parameters": {
+                "type": "object",
+                "properties": {"text": {"type": "string"}},
+                "required": ["text"],
+            },
+        },
+    }
+    elsewhere = page.client.get(endpoint(page), headers={"sec-fetch-site": "cross-site"})
+    assert elsewhere.status_code == 403
+    (tmp_path / "mcp.json").write_text("{")
+    assert "is not a list of MCP servers" in page.get(endpoint(page), 400)["error"]["message"]
 
 
 def test_calls_that_cannot_be_made_are_told_to_the_model(page: Page, backend: Written) -> None:
@@ -274,7 +349,7 @@ def test_a_server_is_listed_started_and_says_why_it_fails_without_its_keys(
         listed = page.post(f"tools/{name}")
     _, many, broken, leaky = listed["servers"]
     assert (many["state"], len(many["tools"])) == ("on", 64)
-    assert many["note"] == "9936 of its tools are left out"
+    assert many["note"].startswith("9936 of its tools are left out; ")
     assert (broken["state"], broken["note"]) == ("failed", "no key was given")
     assert leaky["note"] == "the key [hidden] is wrong"
     assert "secret" not in json.dumps(listed)
@@ -311,10 +386,12 @@ def test_tools_are_for_who_may_use_files_and_calls_for_their_owner(
 
 
 def test_a_stranger_has_no_tools(site: Site, backend: Written, monkeypatch: Any) -> None:
-    for module in ("owners", "routes"):
-        monkeypatch.setattr(f"app.page.{module}.is_trusted", lambda *_: False)
+    for module in ("page.owners", "page.routes", "mcp.routes"):
+        monkeypatch.setattr(f"app.{module}.is_trusted", lambda *_: False)
     page = site.page()
     page.get("tools", 403)
+    page.get(endpoint(page), 403)
+    page.post("tools/test/resources", 403, own="memo://notes", arguments={})
     page.post("tools/test", 403)
     chat = page.new_chat(settings=SETTINGS)
     page.post(f"chats/{chat}/messages", 403, text="hi")

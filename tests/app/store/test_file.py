@@ -81,7 +81,7 @@ def test_a_newer_version_of_the_file_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
     before = file.read_bytes()
-    newer = r"schema 9; this one reads up to 5\). Update this program"
+    newer = r"schema 9; this one reads up to 6\). Update this program"
     with pytest.raises(StoreError, match=newer):
         Store(file)
     assert file.read_bytes() == before
@@ -104,7 +104,7 @@ def test_a_file_is_copied_before_its_schema_changes_and_a_failed_change_leaves_i
     rows = database.run(lambda db: db.execute("SELECT title, colour FROM chats").fetchall())
     assert [tuple(row) for row in rows] == [("hello", None)]
     database.close()
-    copy = tmp_path / "chats-v5.db"
+    copy = tmp_path / "chats-v6.db"
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     store = Store(copy)
     assert texts(store, chat) == ["hello"]
