@@ -137,9 +137,9 @@ def measure(
 ) -> Cost:
     """Measure the cost near the start of the context and, if the context can be copied, far along.
 
-    A large model exceeds the budget, because the required sizes are always measured, once in each
-    place. A small one is measured again, up to three times, if other programs take processors from
-    it: an interruption may take longer than many decodes.
+    A large model exceeds the budget: the required sizes are always measured, far along three times.
+    A small one is measured again, up to three times, if other programs take processors from it: an
+    interruption may take longer than many decodes.
     """
     near: list[CostCurve] = []
     far: list[CostCurve] = []
@@ -147,7 +147,7 @@ def measure(
         cpu, start = process_time(), perf_counter()
         n_past = affordable_text(context, NEAR, budget_seconds / 6)
         near.append(measure_cost(context, sizes, n_past, budget_seconds / 2, progress))
-        left = max(0.0, budget_seconds - (perf_counter() - start))
+        left = max(6 * near[-1].at(8), budget_seconds - (perf_counter() - start))
         if context.can_repeat and FAR + SIZES[-1] < context.n_ctx:
             with suppress(ContextError):  # no copies
                 far.append(measure_cost(context, _FAR_SIZES, FAR, left, progress, n_past))
