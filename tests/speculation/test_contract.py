@@ -231,28 +231,3 @@ def test_a_number_out_of_range_is_refused_by_its_name() -> None:
                     parse_method(f"{spec.name}:{field.name}={value}")
                 n_refused += 1
     assert n_refused > 30
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (f"eagle-1:choices={'.'.join('0' * 17)}", "choices go 17 deep; the limit is 16"),
-        (
-            f"eagle-1:choices={'/'.join(f'{a}.0' for a in range(20))}",
-            "choices expand 20 nodes of a level; the limit is 16",
-        ),
-        (
-            f"eagle-1:choices={'/'.join(f'{a}.{b}' for a in range(20) for b in range(20))}",
-            "420 nodes; the limit is 255",
-        ),
-        ("eagle-1:choices=0.0/x", "choices has 'x'; give paths of ranks like 0.0.0.0/0.1.0"),
-        ("eagle-1:choices=0//1", "choices has ''"),
-        ("eagle-1:choices=0.64", "choices has '0.64'; .* from 0, the likeliest, to 63"),
-        ("eagle-1:choices=0.-1", "choices has '0.-1'"),
-        ("redrafter:beams=64,length=32", "may be 2048 nodes; the limit is 255"),
-        ("lookahead:window=128,guesses=128", "window 128 and guesses 128 need 257 sequences"),
-    ],
-)
-def test_a_tree_that_is_too_large_or_malformed_is_refused(method: str, message: str) -> None:
-    with pytest.raises(InvalidParameter, match=message):
-        parse_method(method)

@@ -78,6 +78,21 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
         ("auto:sources=all+draft", "sources contains 'all'; give all, or some of prediction, suf"),
         ("jacobi:guesses=0", "guesses is 0; give 1 to 256"),
         ("ar:x=1", "ar has no parameter 'x'; it has none"),
+        (f"eagle-1:choices={'.'.join('0' * 17)}", "choices go 17 deep; the limit is 16"),
+        (
+            f"eagle-1:choices={'/'.join(f'{a}.0' for a in range(20))}",
+            "choices expand 20 nodes of a level; the limit is 16",
+        ),
+        (
+            f"eagle-1:choices={'/'.join(f'{a}.{b}' for a in range(20) for b in range(20))}",
+            "420 nodes; the limit is 255",
+        ),
+        ("eagle-1:choices=0.0/x", "choices has 'x'; give paths of ranks like 0.0.0.0/0.1.0"),
+        ("eagle-1:choices=0//1", "choices has ''"),
+        ("eagle-1:choices=0.64", "choices has '0.64'; .* from 0, the likeliest, to 63"),
+        ("eagle-1:choices=0.-1", "choices has '0.-1'"),
+        ("redrafter:beams=64,length=32", "may be 2048 nodes; the limit is 255"),
+        ("lookahead:window=128,guesses=128", "window 128 and guesses 128 need 257 sequences"),
     ],
 )
 def test_a_malformed_method_is_refused_with_a_correction(text: str, message: str) -> None:
