@@ -199,8 +199,8 @@ class Chats:
             "chat": chat,
             "after": after if first == after else None,
             "turns": await as_json(path, live),
-            "leaf": found.leaf,
             "has_earlier": first is not None,
+            "is_growing": bool(live),  # the reply has grown since: the page reads the chat again
         }
         self.feed.publish(owner, "turns", told)
         self.tell(found)
@@ -350,8 +350,8 @@ class Chats:
             await while_shown(lambda: job.shown.update(job.reply))
             turns = await as_json(path, {job.turn: job.as_json()})
             after = turns[0]["parent"]
-            told = {"chat": chat, "after": after, "turns": turns, "leaf": job.turn}
-            self.feed.publish(owner, "turns", {**told, "has_earlier": after is not None})
+            told = {"chat": chat, "after": after, "turns": turns, "has_earlier": after is not None}
+            self.feed.publish(owner, "turns", told)
             seq = self.feed.seq
             self.jobs.start(job)
             return {"turns": turns, "chat": self.tell(found), "seq": seq}

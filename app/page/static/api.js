@@ -30,6 +30,14 @@ let lastId = ""; // of the last event, from which the next stream goes on
 let stream = null;
 export const goOnAfter = (seq) => (lastId = String(seq));
 
+// Asks, and shows the answer before what the stream tells meanwhile.
+let shown = Promise.resolve(); // once all answers are shown
+export function showFirst(ask) {
+  const asked = ask();
+  shown = Promise.allSettled([shown, asked]);
+  return asked;
+}
+
 // A browser opens six connections to a server. So hidden tabs have no stream, and of those in view only the
 // ones used last do.
 const MOST_STREAMS = 4;
@@ -59,7 +67,8 @@ function listen() {
   for (const [kind, listener] of Object.entries(listeners)) {
     stream.addEventListener(kind, (event) => {
       lastId = event.lastEventId || lastId;
-      listener(JSON.parse(event.data || "{}"));
+      const seq = Number(event.lastEventId);
+      shown.then(() => listener({ ...JSON.parse(event.data || "{}"), seq }));
     });
   }
   stream.onopen = () => setText($("#offline"), "");

@@ -43,11 +43,9 @@ function takeOver(old, now) {
 // A list to choose from: [value, label, whether it is disabled] each.
 export const selectOf = (attributes, choices, chosen) => setChoices(h("select", attributes), choices, chosen);
 export function setChoices(select, choices, chosen) {
-  const options = choices.map(([value, label = value, disabled = false]) =>
-    h("option", { value, disabled, selected: value === chosen }, label),
-  );
-  const isSame = select.innerHTML === options.map((option) => option.outerHTML).join("");
-  if (!isSame) select.replaceChildren(...options); // closes an open list
+  const optionOf = ([value, label = value, disabled]) =>
+    h("option", { value, disabled, selected: value === chosen }, label);
+  render(select, ...choices.map(optionOf));
   select.value = chosen;
   return select;
 }
@@ -219,8 +217,7 @@ export async function toClipboard(text) {
     await navigator.clipboard.writeText(text);
   } catch {
     // Browsers have a clipboard for pages of this machine and of https alone, and may refuse it.
-    const area = h("textarea");
-    area.value = text;
+    const area = h("textarea", text);
     $("#main").append(area);
     area.select();
     document.execCommand("copy");

@@ -2,17 +2,16 @@
 // further rounds make the number more certain.
 
 import { $, $$, h, openDialog, plain, selectOf, setText, tried } from "./dom.js";
-import { api, listeners } from "./api.js";
+import { api, listeners, showFirst } from "./api.js";
 import { PLAIN, missingFor, nameOf, server, settings, titleOf } from "./settings.js";
 
 const MOST_TOKENS = 256; // of each run, so that a race takes seconds
 const MOST_GONE = 1000; // ms between two frames: longer ones come from a hidden page, which waits
-let race = null; // of the open dialog: { id: of the race that runs, early, result, … }
+let race = null; // of the open dialog: { id: of the race that runs, result, … }
 
 // On a finished reply ({ turn }) or on a text ({ prompt }).
 export function openRace({ turn = null, prompt = "", start = false, method = settings.method }) {
-  const usable = server.methods.filter(({ name }) => !missingFor(name));
-  const choices = usable.map(({ name, title }) => [name, title]);
+  const choices = server.methods.filter(({ name }) => !missingFor(name)).map(({ name, title }) => [name, title]);
   const own = method === PLAIN ? "auto" : nameOf(method);
   const select = (label, chosen) => selectOf({ "aria-label": label }, choices, chosen);
   const methods = [select("First method", PLAIN), select("Second method", own)];
@@ -25,9 +24,7 @@ export function openRace({ turn = null, prompt = "", start = false, method = set
   const dialog = openDialog("Race", "race", form, h("p.quiet", note, count), stage);
   const opened = (race = { note, count, stage, error: $(".error", dialog), go });
   const stop = () => api("DELETE", `/races/${opened.id}`);
-  form.onsubmit = tried(async () => {
-    if (opened.early) return; // it is about to start
-    if (opened.id) return stop();
+  const begin = async () => {
     cancelAnimationFrame(opened.frame);
     opened.result = null;
     const names = methods.map(({ value }) => value);
@@ -35,16 +32,13 @@ export function openRace({ turn = null, prompt = "", start = false, method = set
     const max_tokens = Math.min(settings.max_tokens || MOST_TOKENS, MOST_TOKENS);
     const wanted = { methods: names, settings: { ...settings, max_tokens } };
     const path = turn ? `/turns/${turn.id}/race` : "/race";
-    const early = (opened.early = []); // events that come before the answer
-    try {
-      opened.id = (await api("POST", path, turn ? wanted : { ...wanted, prompt })).race;
-    } finally {
-      opened.early = null;
-    }
-    if (race !== opened) return stop();
+    go.disabled = true;
+    const begun = api("POST", path, turn ? wanted : { ...wanted, prompt }).finally(() => (go.disabled = false));
+    opened.id = (await begun).race;
     go.textContent = "Stop";
-    early.forEach(listeners.race);
-  });
+    if (race !== opened) await stop();
+  };
+  form.onsubmit = tried(() => (opened.id ? stop() : showFirst(begin)));
   dialog.addEventListener("close", () => {
     cancelAnimationFrame(opened.frame);
     if (opened.id) stop().catch(console.warn);
@@ -54,7 +48,6 @@ export function openRace({ turn = null, prompt = "", start = false, method = set
 }
 
 listeners.race = (event) => {
-  if (race?.early) return race.early.push(event);
   if (!race?.id || event.race !== race.id) return;
   const { result, progress, end } = event;
   if (progress) showProgress(progress);

@@ -171,15 +171,13 @@ async function changePresets(method, change) {
 
 // Asks until the server answers: it may just be starting again.
 export async function readServer() {
-  for (;;) {
-    try {
-      server = await api("GET", "/state");
-      break;
-    } catch (error) {
-      console.warn(error);
-      setText($("#offline"), error.cause ? OFFLINE : error.message);
-      await new Promise((done) => setTimeout(done, AGAIN_MS));
-    }
+  try {
+    server = await api("GET", "/state");
+  } catch (error) {
+    console.warn(error);
+    setText($("#offline"), error.cause ? OFFLINE : error.message);
+    await new Promise((done) => setTimeout(done, AGAIN_MS));
+    return readServer();
   }
   setText($("#offline"), "");
   goOnAfter(server.seq);

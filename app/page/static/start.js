@@ -8,7 +8,7 @@ import {
 } from "./settings.js";
 import { findDraft, openModels, refreshModels, showModels, takeLoad } from "./models.js";
 import { readChats, startChats } from "./chats.js";
-import { followAddress, newChat, readChat, showTurns, startTranscript } from "./transcript.js";
+import { followAddress, newChat, readAgain, showTurns, startTranscript } from "./transcript.js";
 import { bytesOf, compose, focusBox, restoreDraft, runningTurn, send, startComposer, stopReply } from "./composer.js";
 import { startReplay } from "./replay.js";
 import { openRace } from "./race.js";
@@ -87,7 +87,7 @@ listeners.status = (status) => {
 listeners.reset = tried(async () => {
   await readServer();
   await readChats();
-  await readChat();
+  await readAgain();
 });
 
 function startHeader() {

@@ -4,7 +4,7 @@ import {
   $, $$, LEFT_RIGHT, UP_DOWN, activeIn, button, change, fromHtml, h, iconButton, memory, notify, openDialog,
   openMenu, roving, setText, showAt, step, svg, toClipboard, tried,
 } from "./dom.js";
-import { api, listeners } from "./api.js";
+import { api, listeners, showFirst } from "./api.js";
 import { settings, showGauge, showSystem, useSettings, usual } from "./settings.js";
 import { copyLink, duplicate, here, leaveList, showChats } from "./chats.js";
 import { focusBox, keepDraft, restoreDraft, runningTurn, showComposer } from "./composer.js";
@@ -17,37 +17,39 @@ export let chat = null; // as ChatJson; null: a new one
 export let isIncognito = false; // whether the next new chat is kept nowhere
 export let turns = []; // the active path, as TurnJson
 let hasEarlier = false; // turns before these
+let shownTo = 0; // the last event that they contain
 const INCOGNITO = "Incognito: this chat is in memory alone and in no list. It ends with the server.";
 const LEFT_OUT = "The model no longer reads the turns above: its context of";
 
 let nOpened = 0; // another chat may be opened before the last one has come
-async function openChat(id, turn = null) {
-  const mine = ++nOpened;
+// Shows a chat as the server has it: another one, or the open one after events were missed.
+function readChat(id) {
+  const mine = id === chat?.id ? nOpened : ++nOpened;
   const name = id?.replace(/[^\w-]/g, "") || "none"; // a link may be wrong
-  const got = await api("GET", `/chats/${name}?limit=30`).catch((error) => {
-    if (mine === nOpened) throw error;
+  return showFirst(async () => {
+    const isOpen = id === chat?.id;
+    const n = isOpen ? Math.max(30, turns.length) : 30;
+    const got = await api("GET", `/chats/${name}?limit=${n}`).catch((error) => {
+      if (mine === nOpened) throw error;
+    });
+    if (mine !== nOpened) return;
+    if (!isOpen) keepDraft();
+    chat = got.chat;
+    if (!isOpen) useSettings(chat.settings);
+    const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
+    takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
+    if (!isOpen) restoreDraft();
   });
-  if (mine !== nOpened) return;
-  keepDraft();
-  chat = got.chat;
-  useSettings(chat.settings);
-  takeTurns(got);
-  restoreDraft();
-  if (turn) await goTo(turn);
-  else scrollToEnd();
 }
 
+async function openChat(id, turn = null) {
+  await readChat(id);
+  if (id !== chat?.id) return; // another one was opened meanwhile
+  await (turn ? goTo(turn) : scrollToEnd());
+}
+
+export const readAgain = () => chat && readChat(chat.id);
 export const setChat = (now) => (chat = now);
-
-// Reads the open chat again, after events were missed.
-export async function readChat() {
-  const mine = nOpened;
-  const got = chat && (await api("GET", `/chats/${chat.id}?limit=${Math.max(30, turns.length)}`));
-  if (!got || mine !== nOpened) return;
-  chat = got.chat;
-  const known = new Map(turns.map((turn) => [JSON.stringify(turn), turn]));
-  takeTurns({ ...got, turns: got.turns.map((turn) => known.get(JSON.stringify(turn)) ?? turn) });
-}
 
 export function newChat(incognito = isIncognito) {
   nOpened++;
@@ -80,6 +82,7 @@ export const followAddress = tried(async () => {
 function takeTurns(got) {
   turns = got.turns;
   hasEarlier = got.has_earlier;
+  shownTo = got.seq ?? shownTo;
   showTurns();
 }
 
@@ -114,9 +117,9 @@ async function goTo(id) {
 }
 
 // Turns that came, or another branch: they replace what followed the turn `after`.
-function takeBranch({ after, turns: added }) {
+function takeBranch({ after, turns: added, is_growing }) {
   const at = turns.findIndex(({ id }) => id === after);
-  const isWhole = !added.length || added[0].parent === after;
+  const isWhole = !is_growing && (!added.length || added[0].parent === after);
   if (!isWhole || (after !== null && at < 0)) return openChat(chat.id);
   if (after === null) hasEarlier = false;
   turns = [...turns.slice(0, at + 1), ...added];
@@ -416,8 +419,8 @@ function tellRun({ target, type }) {
 
 // A running reply, by the stream
 
-listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, sentence, set }) => {
-  const turn = id === chat?.id && turns.find((one) => one.id === n);
+listeners.turn = ({ seq, chat: id, turn: n, part, from, same, blocks, sentence, set }) => {
+  const turn = id === chat?.id && seq > shownTo && turns.find((one) => one.id === n);
   if (!turn) return;
   const article = $(`#turn-${n}`);
   const isAtEnd = nearEnd();
@@ -445,7 +448,7 @@ listeners.turn = ({ chat: id, turn: n, part, from, same, blocks, sentence, set }
 };
 
 listeners.turns = tried(async (event) => {
-  if (event.chat !== chat?.id) return;
+  if (event.chat !== chat?.id || event.seq <= shownTo) return;
   const isAtEnd = nearEnd();
   await takeBranch(event);
   if (isAtEnd || runningTurn()) scrollToEnd();

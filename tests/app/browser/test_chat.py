@@ -100,6 +100,27 @@ def test_a_reply_goes_on_without_its_page_shows_in_every_tab_and_can_be_stopped(
     assert page.input_value("#box") == ""
 
 
+def test_a_chat_that_comes_late_shows_what_its_reply_wrote_meanwhile(chat: Chat) -> None:
+    page = chat.page
+
+    def late(route: Any) -> None:
+        answer = route.fetch()
+        page.wait_for_timeout(500)  # in which the reply grows
+        route.fulfill(response=answer)
+
+    chat.begin_endless("go on")
+    chat.new_chat()
+    page.route("**/page/chats/*?limit=*", late)
+    page.click("#list a:has-text('go on')")
+    page.wait_for_selector(f"{LAST}.live .answer > .block")
+    page.wait_for_timeout(1500)
+    page.keyboard.press("Escape")
+    page.wait_for_selector(DONE)
+    shown = chat.texts()
+    chat.reload()
+    assert chat.texts() == shown
+
+
 def test_a_killed_server_leaves_the_text_and_the_page_finds_it_again(
     browser: Any, model: Path, tmp_path: Path
 ) -> None:

@@ -41,7 +41,9 @@ def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(page: Pa
 
     chosen = page.post(f"turns/{one}/choose")
     assert [turn["id"] for turn in chosen["turns"]] == [one, second["id"]]
+    assert not chosen["is_growing"]
     page.send(chat, "three")
+    assert page.post(f"turns/{second['id']}/choose")["is_growing"]
     assert said(page.backend) == ["one", "again", "three"]
     page.ask("DELETE", f"turns/{second['id']}", 409)
     page.reply(chat)
@@ -51,7 +53,7 @@ def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(page: Pa
     assert [turn["text"] for turn in back["turns"]] == ["again", "three", ""]
     told = [data for kind, data in page.events(seq, until="restored") if kind == "turns"]
     found = [(data["after"], len(data["turns"])) for data in told]
-    end = [(None, 2), (second["id"], 2), (one, 3), (one, 3)]
+    end = [(None, 2), (second["id"], 2), (one, 3), (one, 3), (one, 3)]
     assert found == [(one, 1), (None, 2), (uno["id"], 1), *end]
 
 
