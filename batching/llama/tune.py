@@ -21,7 +21,7 @@ from batching.watched import checkpoint
 
 # Rows of the batches that decide, with their weights: plain steps, drafts, and prompts.
 _ROWS = {1: 0.5, 4: 0.25, 64: 0.25}
-_BEFORE = 1024  # tokens that these attend to
+_BEFORE = 256  # tokens that these attend to: with more, what is faster varies from minute to minute
 _READ = 64  # of them are decoded, the others are copies
 # A setting is tried in so many rounds, if they take no longer than that, but in three at least.
 _MOST_ROUNDS, _SECONDS, _LEAST_ROUNDS = 15, 3.0, 3
