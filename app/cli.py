@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from speculation.system.console import FAILED, VERSION, open_missing, run_command
+from app.worker.process import start_early
 
 USAGE = """\
 usage: speculation COMMAND [flags]
@@ -34,26 +34,27 @@ COMMANDS = {  # the module and function of each, and flags that come first
 
 def main(arguments: Sequence[str] | None = None, prog: str = "speculation") -> int:
     """Run one command with the flags after it; return the exit code."""
-    open_missing()
     given = sys.argv[1:] if arguments is None else arguments
-    return run_command(lambda: _run(given, prog), "interrupted")
+    if {"chat", "serve"}.intersection(given[:1]) and not {"-h", "--help"}.intersection(given):
+        start_early()
+    from speculation.system.console import FAILED, VERSION, open_missing, run_command, say
 
+    def run() -> int:
+        name, *flags = given or ["--help"]
+        if name in COMMANDS:
+            module, function, before = COMMANDS[name]
+            # Imported where used, so that the bench does not wait for Gradio.
+            command = getattr(import_module(module), function)
+            code: int = command([*before, *flags], prog=f"{prog} {name}")
+            return code
+        if name in ("-h", "--help", "--version"):
+            print(VERSION if name == "--version" else USAGE.strip())
+            return 0
+        say(f"speculation: unknown command {name!r}; `speculation --help` lists them")
+        return FAILED
 
-def _run(given: Sequence[str], prog: str) -> int:
-    name, *flags = given or ["--help"]
-    if name in COMMANDS:
-        module, function, before = COMMANDS[name]
-        # Imported where used, so that the bench does not wait for Gradio.
-        command = getattr(import_module(module), function)
-        code: int = command([*before, *flags], prog=f"{prog} {name}")
-        return code
-    if name in ("-h", "--help", "--version"):
-        print(VERSION if name == "--version" else USAGE.strip())
-        return 0
-    print(
-        f"speculation: unknown command {name!r}; `speculation --help` lists them", file=sys.stderr
-    )
-    return FAILED
+    open_missing()
+    return run_command(run, "interrupted")
 
 
 if __name__ == "__main__":

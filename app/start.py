@@ -230,9 +230,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app chat
                 loading.join(0.1)
             if failures:
                 return FAILED
-        what = (
-            f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
-        )
+        what = f"The endpoint is at {url}v1" if flags.no_page else f"Speculation runs at {url}"
         with suppress(KeyboardInterrupt):
             say(f"{what} (press Ctrl-C to stop)", sys.stdout)
             if not flags.no_page and not flags.no_browser:

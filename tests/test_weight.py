@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 
 # Lines of Python, JavaScript, CSS, HTML and shell, with blank lines and docstrings.
 CAPS = {
-    "app": 1143,
+    "app": 1142,
     "app/api": 3935,
     "app/mcp": 575,
     "app/page": 4791,

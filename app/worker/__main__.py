@@ -18,6 +18,7 @@ from app.worker.wire import Outbox, message_of, read
 from app.worker.wording import failure
 from batching.watched import overdue
 from speculation.methods import load_method_file
+from speculation.sandbox import SANDBOX
 
 REPORT_SECONDS = 0.1  # between two reports
 # After how long a thread lets others run Python. Back from a decode, the engine's waits so long for
@@ -37,6 +38,7 @@ def main() -> None:
         on_broken=lambda: os._exit(0),  # the parent has gone
         on_refused=lambda number, error: outbox.put(number, failure(error)),
     )
+    threading.Thread(target=SANDBOX.names, args=("",), daemon=True).start()  # so its process starts
     trace, memory, method_file = sys.argv[1:4]
     load_method_file(method_file)
     has_changed = threading.Event()

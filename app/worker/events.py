@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from app.worker.messages import LAST, Event, Failed
 from speculation.system.channel import Channel
@@ -19,10 +18,6 @@ class Events(Channel[Event]):
         super().__init__()
         self.close = on_close
         self._iterator: Iterator[Event] | None = None
-
-    def hand_over(self, take: Callable[[Any], object]) -> None:
-        """Call ``take`` with each event in the running event loop."""
-        super().hand_over(take)
 
     def __iter__(self) -> Iterator[Event]:
         try:

@@ -211,12 +211,8 @@ class ModelSlot:
         return resolve(name, bar=partial(_Bar, partial(self._tell, job), name))
 
     def _swap(self, job: Job, spec: ModelSpec, params: ContextParams) -> LoadedModel:
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None
-        self._publish()
+        self.close()
         devices = _free_devices(spec)
-
         watched = Watched(f"loading {spec.model}", STEP_SECONDS)
 
         def progress(share: float) -> None:
@@ -224,7 +220,6 @@ class ModelSlot:
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         remembers = self._memory_model in (None, spec.model)
-
         with watched:
             engine = Engine.load(
                 spec.model,  # the name, not the path: models.txt pairs drafts by name
@@ -252,10 +247,8 @@ class ModelSlot:
             spec,
             engine.model.description,
             engine.context.text_limit,
-            engine.model.chat_template is not None,
             self._n_loads,
             has_thinking_switch=engine.has_thinking_switch,
-            has_mtp=engine.model.n_mtp > 0,
             computed_by=computed_by(engine.model),
             can_draft=engine.context.n_rewind > 0,
         )
@@ -316,9 +309,7 @@ def threads_beside_browser(n_bytes: int, n_cores: int) -> int:
     """The number of decoding threads for a model of ``n_bytes`` while a browser shows its text.
 
     One per core; a tiny model leaves one core to the browser. Its threads synchronize hundreds of
-    thousands of times a second, so a thread that loses its core holds up the others. Measured on 2
-    cores beside Chromium with 14M parameters, one thread against two, medians of five: 430 and 210
-    tokens/s in a story, 610 and 740 in a copied text, 360 and 350 in one copied again.
+    thousands of times a second, so a thread that loses its core holds up the others.
     """
     return n_cores if n_bytes > TINY_BYTES else max(1, n_cores - 1)
 

@@ -24,7 +24,6 @@ class LoadedModel:
     n_ctx                 tokens that one text may have
     load                  counts loads: speeds of different loads are not comparable
     has_thinking_switch   whether a request's ``thinking`` has an effect
-    has_mtp               whether the model has multi-token prediction layers
     computed_by           a sentence: which device computes, and why not the GPU if there is one
     can_draft             whether it can drop rejected drafts; some recurrent models cannot
     """
@@ -32,10 +31,8 @@ class LoadedModel:
     spec: ModelSpec
     description: str
     n_ctx: int
-    has_chat_template: bool
     load: int
     has_thinking_switch: bool = False
-    has_mtp: bool = False
     computed_by: str = ""
     can_draft: bool = True
 
@@ -433,7 +430,6 @@ class Report:
 
     running: tuple[str, ...] = ()
     n_waiting: int = 0
-    n_requests: int = 0
     n_read: int = 0
     n_reused: int = 0
     n_tokens: int = 0

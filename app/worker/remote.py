@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import os
 import re
 import signal
 import subprocess
@@ -38,6 +37,7 @@ from app.worker.messages import (
     Report,
     Status,
 )
+from app.worker.process import COMMAND, started
 from app.worker.wire import Outbox, message_of, read
 from app.worker.wording import failure
 from batching.replacing import replacing
@@ -55,7 +55,6 @@ _FATAL = re.compile(r"\.(cpp|cuh?|c|hpp?|m):\d+: |\berror\b|Error: |what\(\):", 
 # "ggml-cuda.cu:109: CUDA error" comes after the line that says which.
 _UNNAMED = re.compile(r":\d+: (\w+ )?error$")
 _FOLDERS = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")  # of a source file
-COMMAND = [sys.executable, "-m", "app.worker"]
 # A stopped or blocked process does not see that its parent has gone.
 _GUARDIAN = 'read -r line || kill -9 "$0"'
 PAUSES = (0, 10, 30, 60, 120, 300)  # seconds before a start, by the deaths in a row before it
@@ -85,18 +84,7 @@ class Process:
         self._killed_for = ""
         self._last_words: collections.deque[str] = collections.deque(maxlen=N_KEPT)
         self.is_dead = False
-        self._process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                "GGML_NO_BACKTRACE": "1",  # else the reason for an abort is lost in a debugger's
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },
-            start_new_session=True,  # Ctrl-C is this process's business
-        )
+        self._process = started(*COMMAND, *arguments)
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None

@@ -147,7 +147,6 @@ class Serving:
         self._slot.is_closed = True
         for number in left:
             self.cancel(number)
-
         with self._changed:
             has_ended = self._changed.wait_for(self._is_free, seconds)
         if not self._jobs:
@@ -371,7 +370,6 @@ def _added(totals: Report, text: Reply) -> Report:
         accepted.update(dict.fromkeys(range(n_tokens - 1), n_steps))
     return replace(
         totals,
-        n_requests=totals.n_requests + 1,
         n_later=totals.n_later + max(0, stats.n_tokens - 1),
         prefill_seconds=totals.prefill_seconds + stats.prefill_seconds - stats.first_seconds,
         decode_seconds=totals.decode_seconds + stats.decode_seconds + stats.first_seconds,

@@ -65,9 +65,6 @@ def naming(*fields: str) -> re.Pattern[bytes]:
 class Outbox:
     """Messages on their way into a pipe. A thread writes them, so a full pipe holds up nobody else:
     not an event loop with a large request, and not the engine when the server is stopped.
-
-    For the engine's tokens the thread costs nothing that could be measured: the bundled model wrote
-    490 tokens a second with it and 440 without (medians of 30 in turn, runs varied by 10%).
     """
 
     def __init__(

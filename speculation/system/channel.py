@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from batching.errors import SpeculationError
@@ -104,7 +104,7 @@ class Channel(Generic[T]):
                     raise item
                 return item
 
-    def hand_over(self, take: Callable[[T | Exception | None], object]) -> None:
+    def hand_over(self, take: Callable[[Any], object]) -> None:
         """Call ``take`` with each item in the running event loop."""
         into_loop = _mailbox()
         self.forward(lambda item: into_loop.put(partial(take, item)))

@@ -27,8 +27,16 @@ from tests.support.fake_backend import MODEL, FakeBackend
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def early(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What would start an engine's process before the imports."""
+    started: list[bool] = []
+    monkeypatch.setattr(cli, "start_early", lambda: started.append(True))
+    return started
+
+
 def test_a_command_runs_its_program_with_the_flags_after_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, early: list[bool]
 ) -> None:
     """``python -m app`` has the commands, and is the chat without one."""
     seen: list[tuple[list[str], str]] = []
@@ -51,6 +59,7 @@ def test_a_command_runs_its_program_with_the_flags_after_it(
         (["--no-page", "--port", "80"], "python -m app chat"),
         (["--no-page", "--port", "80"], "python -m app serve"),
     ]
+    assert len(early) == 3  # not for --help
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
