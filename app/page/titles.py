@@ -78,5 +78,5 @@ def title_in(reply: Reply) -> str:
     lines = reply.answer.strip().splitlines()
     is_whole = reply.done is not None and reply.done.finish_reason == "stop"
     title = re.sub(r"(?i)^title\s*:", "", lines[0].strip(_MARKS)).strip(_MARKS) if lines else ""
-    is_good = len(lines) == 1 and 2 <= len(title) <= MOST_CHARACTERS and "<" not in title
-    return title if is_whole and is_good else ""
+    is_good = len(lines) == 1 and 2 <= len(title) <= MOST_CHARACTERS
+    return title if is_whole and is_good and not re.search("<|```", lines[0]) else ""

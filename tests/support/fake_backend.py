@@ -20,7 +20,7 @@ from app.worker.messages import (
     Status,
 )
 
-MODEL = LoadedModel(ModelSpec("m.gguf"), "llama 7M", 2048, True, 1)
+MODEL = LoadedModel(ModelSpec("m.gguf"), "llama 7M", 2048, 1)
 DONE = Done(
     "stop",
     "prompt-lookup",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import ChatRequest, Event, ModelSpec, Status, Tokens
 from tests.support.fake_backend import DONE, FakeBackend
+from tests.support.waiting import wait_until
 
 Json = dict[str, Any]
 
@@ -144,12 +144,8 @@ class Page:
 
     def until(self, chat: str, holds: Callable[[Json], object]) -> Json:
         """The chat's last turn, as soon as something holds of it."""
-        for _ in range(3000):
-            last = self.turns(chat)[-1]
-            if holds(last):
-                return last
-            time.sleep(0.01)
-        raise AssertionError(last)
+        wait_until(lambda: holds(self.turns(chat)[-1]))
+        return self.turns(chat)[-1]
 
     def send(self, chat: str, text: str, **body: Any) -> list[Json]:
         """Send a message; returns it and its reply, which has begun."""

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from app.api.infill import fitted
 from tests.app.browser.chat import free_port, started
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.waiting import wait_until
 
 Body = dict[str, Any]
 TEMPLATE = (
@@ -512,10 +513,7 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     other.post(path, json=body)
-        deadline = time.monotonic() + 60
-        while n_running():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not n_running())
 
 
 def test_the_server_describes_itself(http: httpx.Client) -> None:
@@ -646,10 +644,7 @@ def test_a_request_loads_the_model_that_it_names_and_an_idle_one_is_freed(
         assert (states.pop("other.gguf"), states["first"]) == ("loaded", "unloaded")
         assert (states["bundled"], states["phi-4"]) == ("unloaded", "not downloaded")
         assert not [one for one in states if "mmproj" in one or "eagle" in one]
-        deadline = time.monotonic() + 60
-        while "loaded" in listed().values():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: "loaded" not in listed().values())
         assert http.get("/health").status_code == 200
         assert complete("any").json()["model"] == "other.gguf"
         assert complete("first").json()["model"] == "first"

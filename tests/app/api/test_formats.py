@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,6 +28,7 @@ from tests.support.fake_endpoint import client as client_of
 from tests.support.fake_endpoint import served
 from tests.support.local_backend import LocalBackend
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.waiting import wait_until
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "now")]
 DIGITS = "digits\ndigits ::= [0-9] digits"  # without end
@@ -171,8 +171,7 @@ def test_a_full_queue_refuses_requests_until_there_is_room(
     next(running)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: client.chat.completions.create(**ASKED, max_tokens=2))
-        while backend.report().n_waiting < 1:
-            time.sleep(0.01)
+        wait_until(lambda: backend.report().n_waiting)
         with pytest.raises(InternalServerError) as refused:
             client.chat.completions.create(**ASKED)
         assert refused.value.body == {

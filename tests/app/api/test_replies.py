@@ -37,6 +37,7 @@ from app.worker.messages import (
 )
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, Recording
 from tests.support.fake_endpoint import client, served
+from tests.support.waiting import until
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -83,11 +84,6 @@ def begun(backend: Held, n: int) -> asyncio.Task[list[Gathered]]:
     """The work of a call with ``n`` requests, three at a time."""
     requests = [ChatRequest(str(i)) for i in range(n)]
     return asyncio.create_task(finished(Replies(backend, requests, 100, at_a_time=3)))
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0.001)
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:

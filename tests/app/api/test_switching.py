@@ -20,6 +20,7 @@ from app.worker.events import Events
 from app.worker.messages import Answer, Failed, Loaded, Loading, ModelSpec, Question, Status, Unload
 from speculation.registry import ModelEntry
 from tests.support.fake_backend import MODEL, FakeBackend, played
+from tests.support.waiting import until
 
 HERE = Path(__file__)  # any file, for models that are on this machine
 
@@ -90,11 +91,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 async def settled() -> None:
     for _ in range(5):  # reading the known models takes a thread
         await asyncio.sleep(0.02)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.005)
 
 
 async def ended(*calls: Call) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import sqlite3
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from app.store import Turn
 from app.worker.messages import ModelFacts, Report, Status
 from tests.support.fake_backend import DONE, MODEL, FakeBackend
 from tests.support.page import Page, Written, said, served
+from tests.support.waiting import wait_until
 
 
 def test_retry_edit_choose_and_delete_make_branches_and_destroy_nothing(page: Page) -> None:
@@ -174,21 +173,13 @@ def able(page: Page, monkeypatch: pytest.MonkeyPatch) -> Page:
     return page
 
 
-def soon(holds: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError
-
-
 def title(page: Page, chat: str) -> str:
     return str(page.get(f"chats/{chat}")["chat"]["title"])
 
 
 def titled(page: Page, n: int) -> str:
     """What a title is asked for with the request of this number, which is the last one."""
-    soon(lambda: len(page.backend.requests) >= n)
+    wait_until(lambda: len(page.backend.requests) >= n)
     (asked,) = page.backend.requests[n - 1 :]
     assert (asked.method, asked.max_tokens, asked.memory, asked.on_disk) == ("ar", 24, None, False)
     return str(asked.messages[0]["content"]).partition("User: ")[2]
@@ -206,14 +197,14 @@ def test_the_model_writes_a_title_after_the_first_reply_while_nothing_else_runs(
 
     def until_looked() -> None:
         n = n_looks
-        soon(lambda: n_looks > n + 10)
+        wait_until(lambda: n_looks > n + 10)
 
     monkeypatch.setattr(backend, "report", report)
     chat, _ = able.talk("Which rivers?")
     until_looked()
     assert len(backend.requests) == 1  # something else runs
     running.clear()
-    soon(lambda: len(backend.requests) == 2)
+    wait_until(lambda: len(backend.requests) == 2)
     running += ["title", "another"]
     backend.write("Ri")
     until_looked()
@@ -221,7 +212,7 @@ def test_the_model_writes_a_title_after_the_first_reply_while_nothing_else_runs(
     # It was ended, and begins anew.
     assert titled(able, 3) == "Which rivers?\n\nModel: re: Which rivers?"
     backend.write('"Rivers ', 'of Europe".', DONE)
-    soon(lambda: title(able, chat) == "Rivers of Europe")
+    wait_until(lambda: title(able, chat) == "Rivers of Europe")
     able.send(chat, "more")
     able.reply(chat, "re")
     able.talk("next")
@@ -252,7 +243,7 @@ def test_a_title_of_the_user_stays_and_a_small_or_missing_model_writes_none(able
 
 def test_only_a_short_line_is_a_title() -> None:
     assert title_in(Reply(text="<think>\nhm\n</think>\n\n# Title: Rivers\n", done=DONE)) == "Rivers"
-    for text in ("", "  \n", "x", "word " * 20, "one\ntwo", "<think>\nhm", "“”"):
+    for text in ("", "  \n", "x", "word " * 20, "one\ntwo", "<think>\nhm", "“”", "```html"):
         assert title_in(Reply(text=text, done=DONE)) == ""
     assert title_in(Reply(text="Rivers", done=replace(DONE, finish_reason="length"))) == ""
 

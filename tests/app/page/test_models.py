@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +21,7 @@ from tests.support.hub_server import HubServer, use_hub
 from tests.support.local_backend import LocalBackend
 from tests.support.page import Json, Page, Written, served
 from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
+from tests.support.waiting import wait_until
 
 NAME = "hf:owner/repo/model-Q8_0.gguf"
 
@@ -215,8 +215,8 @@ def test_a_load_keeps_what_the_server_was_started_with_and_a_failed_one_keeps_th
         list(local.load(ModelSpec(str(tiny_model), n_threads=1, parallel=1)))
         page, none = real.page(), str(tmp_path / "none.gguf")
         page.post("models/load", model=none)
-        while not (shown := page.get("state")["status"])["error"]:
-            time.sleep(0.01)
+        wait_until(lambda: page.get("state")["status"]["error"])
+        shown = page.get("state")["status"]
         assert "none.gguf" in shown["error"]
         assert shown["failed"] == none
         tiny = shown["model"]
@@ -253,11 +253,7 @@ def test_strangers_load_only_what_is_in_the_list_and_download_nothing(
 
 
 def until_listed(page: Page, name: str) -> Json:
-    for _ in range(500):
-        if name in (found := listed(page)):
-            return found[name]
-        time.sleep(0.01)
-    raise AssertionError(name)
+    return wait_until(lambda: listed(page).get(name))
 
 
 def test_a_model_by_path_stays_in_the_list_and_those_beside_it_that_can_draft_are_offered(

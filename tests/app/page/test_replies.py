@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from app.worker.messages import (
 from tests.support.fake_backend import DONE, MODEL
 from tests.support.local_backend import LocalBackend
 from tests.support.page import Page, Written, said, served
+from tests.support.waiting import wait_until
 
 
 def test_a_reply_goes_on_without_a_page_and_can_be_stopped_and_continued(page: Page) -> None:
@@ -226,8 +226,7 @@ def test_a_reply_is_saved_twice_a_second_and_again_when_the_disk_has_room(
     seq = page.get("state")["seq"]
     _, reply = page.send(chat, "hi")
     page.backend.write("one")
-    while not chats.kept.turn(reply["id"], "").text:
-        time.sleep(0.05)
+    wait_until(lambda: chats.kept.turn(reply["id"], "").text)
     save, full = Store.save_reply, "Chats cannot be kept: the disk is full."
     is_full = [True]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -14,6 +13,7 @@ import pytest
 from app.store import Chat, Hit, NoSuchChat, Store
 from app.store.records import Role
 from app.store.store import KEEP_DELETED
+from tests.support.waiting import wait_until
 
 
 class Clock:
@@ -163,14 +163,6 @@ def test_what_was_deleted_is_purged_after_a_day_to_the_last_byte(
     assert texts(store, kept) == ["stays"]
     assert [hit.chat.id for hit in search(store, "stays")] == [kept.id]
     store.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError
 
 
 def test_search_finds_titles_then_texts_with_all_words_and_marks_them(store: Store) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from speculation.registry import PAIRED
 from tests.support.hub_server import HubServer, use_hub
 from tests.support.local_backend import LocalBackend
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.waiting import wait_until
 
 ENDLESS = {"grammar": "root ::= [a-z] root"}
 
@@ -272,8 +272,7 @@ def test_the_loaded_model_goes_on_while_another_is_downloaded_or_waits(
     (answer,) = fresh.ask(Tokenize("a cat"))
     assert isinstance(answer, Answer)
     assert replies(fresh, BRIEF)
-    while not fresh.serving._is_replacing:
-        time.sleep(0.01)
+    wait_until(lambda: fresh.serving._is_replacing)
     after = fresh.reply(request("hi", "after", max_tokens=2))
     assert next(after) == Waiting(1, loading=True)
     stop(fresh, "running", running)
@@ -326,8 +325,7 @@ def test_requests_that_take_long_hold_up_no_others_and_end_with_their_clients(
     for events in slow:
         events.close()
         assert list(events) == [Failed("the question was stopped")]
-    while backend.serving._jobs:
-        time.sleep(0.01)
+    wait_until(lambda: not backend.serving._jobs)
     assert not held.go.is_set()
 
 

@@ -32,6 +32,7 @@ from tests.app.worker.test_backend import ENDLESS, failure, request, text_of, un
 from tests.support.fake_endpoint import served
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.waiting import wait_until
 
 # An engine that soon finds that something takes too long.
 IMPATIENT = """
@@ -173,10 +174,7 @@ def kill(backend: RemoteBackend) -> None:
 
 
 def wait_for(backend: RemoteBackend, is_so: Callable[[Status], bool]) -> Status:
-    deadline = time.monotonic() + 60
-    while not is_so(backend.status()):
-        assert time.monotonic() < deadline, backend.status()
-        time.sleep(0.01)
+    wait_until(lambda: is_so(backend.status()))
     return backend.status()
 
 
