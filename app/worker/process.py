@@ -1,11 +1,11 @@
-"""Starts the engine's process. Needs no other module: a process can start before they are imported,
-and import what it needs meanwhile."""
+"""Starts the engine's process. Needs no other module, so it can start before they are imported."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 COMMAND = [sys.executable, "-m", "app.worker"]
 _early: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}  # by command
@@ -14,7 +14,8 @@ _early: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}  # by command
 def start_early() -> None:
     """Start the process of an engine without arguments. It ends with this one."""
     command = (*COMMAND, "", "", "")
-    _early[command] = started(*command)
+    with suppress(OSError):  # the backend tells of it
+        _early[command] = started(*command)
 
 
 def started(*command: str) -> subprocess.Popen[bytes]:

@@ -64,8 +64,7 @@ def naming(*fields: str) -> re.Pattern[bytes]:
 
 class Outbox:
     """Messages on their way into a pipe. A thread writes them, so a full pipe holds up nobody else:
-    not an event loop with a large request, and not the engine when the server is stopped.
-    """
+    not an event loop with a large request, and not the engine when the server is stopped."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.worker import remote
+from app.worker import process, remote
 from app.worker.messages import (
     Answer,
     Detokenize,
@@ -184,6 +184,15 @@ def is_back(status: Status) -> bool:
 
 def pauses(status: Status) -> bool:
     return "in 3600 s" in (status.error or "")
+
+
+def test_the_first_engine_takes_the_process_that_started_early() -> None:
+    process.start_early()
+    early = process._early.copy().popitem()[1]
+    first, second = RemoteBackend(), RemoteBackend()
+    assert first._process._process is early
+    assert second._process._process is not early
+    assert first.close() and second.close()
 
 
 def test_a_dead_engine_is_reported_and_another_is_started(
