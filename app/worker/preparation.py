@@ -114,10 +114,8 @@ def answer_to(engine: Engine, question: Question) -> Answer:
     assert isinstance(question, Render)
     request = question.request
     if request.messages:
-        n_tokens = len(
-            chat_prompt(model, request.messages, **_chat_options(engine, request)).tokens
-        )
-        return Answer(shown_prompt(engine, request, ()), n_tokens)
+        prompt = chat_prompt(model, request.messages, **_chat_options(engine, request))
+        return Answer(shown_prompt(engine, request, ()), len(prompt.tokens))
     tokens = _prompt_tokens(model, request.prompt)
     return Answer(shown_prompt(engine, request, tokens), len(tokens))
 

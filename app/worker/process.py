@@ -8,19 +8,24 @@ import sys
 from contextlib import suppress
 
 COMMAND = [sys.executable, "-m", "app.worker"]
-_early: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}  # by command
+_early: list[subprocess.Popen[bytes]] = []
 
 
 def start_early() -> None:
     """Start the process of an engine without arguments. It ends with this one."""
-    command = (*COMMAND, "", "", "")
     with suppress(OSError):  # the backend tells of it
-        _early[command] = started(*command)
+        _early.append(started(*COMMAND, "", "", ""))
 
 
 def started(*command: str) -> subprocess.Popen[bytes]:
-    """The process that was started early with this command, or another one. Raises OSError."""
-    return _early.pop(command, None) or subprocess.Popen(
+    """The process that was started early, if with this command, or another. Raises OSError."""
+    if _early:
+        early = _early.pop()
+        if early.args == command:
+            return early
+        early.kill()
+        early.communicate()  # closes its pipes
+    return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -106,10 +106,7 @@ class Serving:
     def take_in(
         self, number: int, message: ModelSpec | ChatRequest | Question, body: bytes = b""
     ) -> None:
-        """Do what the message with this number asks for.
-
-        ``body`` is its written form.
-        """
+        """Do what the message with this number asks for. ``body`` is its written form."""
         job = Job(number, message, partial(self._send, number), _lane(body))
         with self._changed:
             if self._is_closed:

@@ -188,11 +188,16 @@ def pauses(status: Status) -> bool:
 
 def test_the_first_engine_takes_the_process_that_started_early() -> None:
     process.start_early()
-    early = process._early.copy().popitem()[1]
+    (early,) = process._early
     first, second = RemoteBackend(), RemoteBackend()
     assert first._process._process is early
     assert second._process._process is not early
     assert first.close() and second.close()
+    process.start_early()
+    (early,) = process._early
+    other = RemoteBackend(method_file="ar")  # its process has arguments
+    assert early.wait(60) != 0
+    assert other.close()
 
 
 def test_a_dead_engine_is_reported_and_another_is_started(
